@@ -1,0 +1,232 @@
+"""The command line: parsing and printing only."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from edbl.errors import EdblError, unknown
+
+if TYPE_CHECKING:
+    from edbl.engine.progress import Bars
+
+app = typer.Typer(
+    no_args_is_help=True, pretty_exceptions_enable=False, help="Class-incremental learning: EDBL and its baselines."
+)
+data_app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
+app.add_typer(data_app, name="data")
+console = Console()
+
+DataDir = Annotated[
+    Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
+]
+
+
+def main() -> None:
+    """Run the command line; errors a user can mend are one message and exit code 2."""
+    try:
+        app()
+    except EdblError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; `edbl resume RUN` goes on with a run", highlight=False)
+        sys.exit(130)
+
+
+def _plain(text: str) -> str:
+    return text.replace("[", r"\[")
+
+
+@app.command()
+def run(
+    method: Annotated[
+        str | None, typer.Argument(help="Method, or a .py file with one. See `edbl list methods`.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
+    phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
+    memory: Annotated[str | None, typer.Option(help="total=2000 or per_class=20.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="natural, a seed such as 1993, or a file with a class per line.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Drives everything random but the class order.")] = None,
+    preset: Annotated[str | None, typer.Option(help="default, paper or quick.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder; must not exist. Default: runs/NAME.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Learn a data set class by class with one method."""
+    from edbl.engine.run import default_folder
+    from edbl.engine.run import run as start
+    from edbl.recipe import Recipe, parse_setting
+
+    given = {
+        "method": method,
+        "data.name": data,
+        "stream.protocol": protocol,
+        "stream.phases": phases,
+        "memory": memory,
+        "stream.order": _order(order),
+        "seed": seed,
+        "preset": preset,
+        "device": device,
+        "data.skip_bad": skip_bad or None,
+    }
+    chosen = {k: v for k, v in given.items() if v is not None} | dict(parse_setting(s) for s in settings or [])
+    if method is None and recipe is None:
+        raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
+    made = Recipe.read(_recipe_file(recipe), chosen) if recipe else Recipe.of(chosen)
+    folder = out or default_folder(made)
+    with _bars() as progress:
+        start(made, folder, data_dir=data_dir, progress=progress)
+    _finish([folder], folder / "report.html")
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Go on with a run that was stopped, at any moment, by anything."""
+    from edbl.engine.run import resume as go_on
+
+    with _bars() as progress:
+        go_on(folder, data_dir=data_dir, progress=progress)
+    _finish([folder], folder / "report.html")
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="HTML file. Default: report.html in the run, or here.")] = None,
+) -> None:
+    """Make one page of one run or of many: tables, curves, confusion matrices, features."""
+    _finish(folders, out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html")))
+
+
+@app.command()
+def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None) -> None:
+    """Learn scikit-learn's digits in 5 tasks with basic RKD and with EDBL, and compare them."""
+    from edbl.demo import recipes
+    from edbl.engine.run import run as start
+
+    folder = out or _free(Path("runs/demo"))
+    console.print(
+        "Ten digits arrive two at a time; each learner may keep 50 images of the past. Both train for the same number\n"
+        "of epochs. No choice was made on the test images."
+    )
+    made = recipes()
+    with _bars() as progress:
+        for recipe in made:
+            start(recipe, folder / recipe.method, progress=progress)
+    _finish([folder / recipe.method for recipe in made], folder / "report.html")
+
+
+@app.command("list")
+def list_(what: Annotated[Literal["methods", "data", "recipes"], typer.Argument(help="What to list.")]) -> None:
+    """List what there is to choose from."""
+    table = Table(box=None, pad_edge=False)
+    if what == "methods":
+        from edbl.methods import methods
+
+        for heading in ("name", "what it does", "source"):
+            table.add_column(heading)
+        for name, kind in sorted(methods().items()):
+            table.add_row(name, kind.title, kind.source)
+    elif what == "data":
+        from edbl.data.datasets import DATASETS
+
+        table.add_column("name")
+        table.add_column("what it holds")
+        for name, source in DATASETS.items():
+            table.add_row(name, source.title)
+        table.add_row("PATH", "any image folder: PATH/train/CLASS/*.jpg, or PATH/CLASS/*.jpg")
+    else:
+        table.add_column("name")
+        table.add_column("what it runs")
+        for path in sorted(_shipped_recipes().glob("*.toml")):
+            table.add_row(path.stem, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
+    console.print(table)
+
+
+@data_app.command()
+def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
+    """Download a data set, resuming what was begun, and check it."""
+    from edbl.data import datasets, download
+
+    for remote in datasets.source(name).files:
+        console.print(f"{download.fetch(remote, download.data_dir(data_dir))} is complete", highlight=False)
+
+
+@data_app.command()
+def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
+    """Check a data set's files against their published checksums, and that it loads."""
+    from edbl.data import datasets, download
+
+    for remote in datasets.source(name).files:
+        download.verify(remote, download.data_dir(data_dir))
+    dataset = datasets.load(name, data_dir)
+    console.print(
+        f"{name} is right: {len(dataset.train):,} training and {len(dataset.test):,} test images of "
+        f"{len(dataset.classes)} classes",
+        highlight=False,
+    )
+
+
+@contextmanager
+def _bars() -> Iterator["Bars"]:
+    from edbl.engine.progress import Bars
+
+    with Bars(console) as bars:
+        yield bars
+
+
+def _finish(folders: list[Path], page: Path) -> None:
+    from edbl import records
+    from edbl.report.page import write_report
+    from edbl.report.tables import run_table
+
+    console.print(run_table([records.read(folder) for folder in folders]))
+    with console.status("making the report"):
+        written = write_report(folders, page)
+    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+
+
+def _order(text: str | None) -> str | tuple[str, ...] | None:
+    if text is None or text == "natural" or text.isdigit():
+        return text
+    try:
+        lines = Path(text).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise EdblError(
+            f"--order {text} is neither natural, a seed, nor a readable file with a class per line"
+        ) from error
+    return tuple(line.strip() for line in lines if line.strip())
+
+
+def _shipped_recipes() -> Path:
+    return Path(__file__).parent / "recipes"
+
+
+def _recipe_file(name: str) -> Path:
+    shipped = _shipped_recipes() / f"{name}.toml"
+    if os.sep in name or name.endswith(".toml"):
+        return Path(name)
+    if not shipped.is_file():
+        raise unknown("recipe", name, (path.stem for path in _shipped_recipes().glob("*.toml")))
+    return shipped
+
+
+def _free(folder: Path) -> Path:
+    numbered = (folder.with_name(f"{folder.name}-{number}") for number in range(2, 10_000))
+    return folder if not folder.exists() else next(path for path in numbered if not path.exists())

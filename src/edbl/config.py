@@ -1,0 +1,138 @@
+"""Typed settings: dataclasses that check what is put into them and know their dotted keys.
+
+A setting is a field of a frozen dataclass, declared with `option`. Settings nest; ``schedule.epochs`` is the key of
+field ``epochs`` in field ``schedule``. `build` makes an instance from dotted keys, `flatten` is its inverse.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from edbl.errors import EdblError, unknown
+
+T = TypeVar("T")
+
+
+def option(default: T, help: str, least: float | None = None, most: float | None = None) -> T:
+    """Declare a setting with its default, one line of help, and its range."""
+    return field(default=default, metadata={"help": help, "least": least, "most": most})
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: its type, default, help and range."""
+
+    kind: Any
+    default: object
+    help: str
+    least: float | None
+    most: float | None
+
+    def check(self, key: str, value: object) -> object:
+        """Return ``value`` as this setting's type, or say what it must be."""
+        fitted = _fit(self.kind, value)
+        if fitted is None:
+            choices = [str(c) for c in get_args(self.kind)] if get_origin(self.kind) is Literal else []
+            if choices:
+                raise unknown(f"value of {key}", str(value), choices)
+            raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}")
+        if isinstance(fitted, int | float) and not isinstance(fitted, bool):
+            if not math.isfinite(fitted):
+                raise EdblError(f"{key} = {fitted} is not a finite number")
+            if self.least is not None and fitted < self.least:
+                raise EdblError(f"{key} = {fitted} is too small: at least {self.least:g}")
+            if self.most is not None and fitted > self.most:
+                raise EdblError(f"{key} = {fitted} is too large: at most {self.most:g}")
+        return fitted
+
+
+def _fit(kind: Any, value: object) -> Any:
+    """Return ``value`` converted to ``kind`` where nothing is lost, else None."""
+    origin = get_origin(kind)
+    if origin is Literal:
+        return next((c for c in get_args(kind) if str(c) == str(value)), None)
+    if origin in (Union, types.UnionType):
+        return next((v for v in (_fit(k, value) for k in get_args(kind)) if v is not None), None)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            return None
+        items = [_fit(get_args(kind)[0], item) for item in value]
+        return None if any(item is None for item in items) else tuple(items)
+    if kind is str:
+        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if kind is int:
+        return int(value) if value == int(value) else None
+    return float(value)
+
+
+def _describe(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    if kind in names:
+        return names[kind]
+    if get_origin(kind) is tuple:
+        return f"a list, each item {_describe(get_args(kind)[0])}"
+    return " or ".join(_describe(k) for k in get_args(kind))
+
+
+def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
+    """Return the settings of a dataclass by dotted key."""
+    hints = get_type_hints(kind)
+    found: dict[str, Leaf] = {}
+    for item in dataclasses.fields(kind):
+        hint, key = hints[item.name], prefix + item.name
+        if dataclasses.is_dataclass(hint):
+            inner = leaves(cast(type, hint), key + ".")
+            preset = {} if item.default is dataclasses.MISSING else flatten(item.default, key + ".")
+            found |= {k: dataclasses.replace(leaf, default=preset.get(k, leaf.default)) for k, leaf in inner.items()}
+        else:
+            meta = item.metadata
+            found[key] = Leaf(hint, item.default, meta["help"], meta["least"], meta["most"])
+    return found
+
+
+def build(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
+    """Return an instance of a dataclass from values by dotted key; what is not given keeps its default."""
+    known = leaves(kind, prefix)
+    checked = {resolve(k, known): v for k, v in values.items()}
+    checked = {k: known[k].check(k, v) for k, v in checked.items()}
+    return _assemble(kind, {k: checked.get(k, leaf.default) for k, leaf in known.items()}, prefix)
+
+
+def _assemble(kind: type[T], values: Mapping[str, object], prefix: str) -> T:
+    hints = get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for item in dataclasses.fields(cast(Any, kind)):
+        hint, key = hints[item.name], prefix + item.name
+        nested = dataclasses.is_dataclass(hint)
+        arguments[item.name] = _assemble(cast(type, hint), values, key + ".") if nested else values[key]
+    return kind(**arguments)
+
+
+def flatten(instance: object, prefix: str = "") -> dict[str, object]:
+    """Return the values of a settings object by dotted key."""
+    flat: dict[str, object] = {}
+    for item in dataclasses.fields(cast(Any, instance)):
+        value = getattr(instance, item.name)
+        key = prefix + item.name
+        flat |= flatten(value, key + ".") if dataclasses.is_dataclass(value) else {key: value}
+    return flat
+
+
+def resolve(key: str, known: Iterable[str]) -> str:
+    """Return the full key for ``key``, which may leave out leading parts where that is unambiguous."""
+    names = list(known)
+    if key in names:
+        return key
+    ends = [name for name in names if name.endswith("." + key)]
+    if len(ends) > 1:
+        raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(ends)}")
+    if not ends:
+        raise unknown("key", key, [*names, *(name.rsplit(".", 1)[-1] for name in names)])
+    return ends[0]

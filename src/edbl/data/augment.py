@@ -1,0 +1,48 @@
+"""Augmentation on the device, a batch at a time: random crop, flip, normalisation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Transform:
+    """What happens to images between memory and network. Vectors (``[n, d]``) pass unchanged."""
+
+    mean: Tensor  # [c, 1, 1], in units of 0..255
+    std: Tensor  # [c, 1, 1]
+    crop: bool
+    flip: bool
+    pad: int
+
+    @staticmethod
+    def of(augment: str, pad: int, mean: Sequence[float], std: Sequence[float], device: torch.device) -> "Transform":
+        """Build from recipe values; ``augment`` is ``crop-flip``, ``crop``, ``flip`` or ``none``."""
+        mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
+        return Transform(mean_level, std_level, crop="crop" in augment, flip="flip" in augment, pad=pad)
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return images as the network takes them, without augmentation."""
+        return x if x.ndim == 2 else (x.float() - self.mean) / self.std
+
+    def augment(self, x: Tensor, generator: Generator) -> Tensor:
+        """Return randomly cropped and flipped images as the network takes them."""
+        if x.ndim == 2 or not (self.crop or self.flip):
+            return self.normalise(x)
+        n, _, height, width = x.shape
+        rows = torch.arange(height, device=x.device).expand(n, -1)  # [n, height]
+        columns = torch.arange(width, device=x.device).expand(n, -1)  # [n, width]
+        if self.flip:
+            flipped = torch.rand(n, 1, generator=generator, device=x.device) < 0.5
+            columns = torch.where(flipped, width - 1 - columns, columns)
+        if self.crop:
+            x = F.pad(x, [self.pad] * 4)
+            shifts = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator, device=x.device)
+            rows, columns = rows + shifts[0], columns + shifts[1]
+        images = torch.arange(n, device=x.device).view(n, 1, 1)
+        # Advanced indices around the channel slice move it last: [n, height, width, c].
+        picked = x[images, :, rows.unsqueeze(2), columns.unsqueeze(1)]
+        return self.normalise(picked.permute(0, 3, 1, 2))

@@ -1,0 +1,316 @@
+"""Any folder of images, one sub-folder per class."""
+
+import os
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from rich.console import Console
+from rich.progress import Progress
+
+from edbl.data.images import Dataset, Images
+from edbl.errors import EdblError
+
+EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # Pillow's names; its other readers stay shut
+MAX_PIXELS = 100_000_000
+DEFAULT_SIZE = 32
+TEST_EVERY = 5  # where there is no test folder, every 5th image is a test image
+NAMED = 5  # files named in a message before the rest is only counted
+PATIENCE = 1.0  # seconds before a progress bar appears
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Pixels = npt.NDArray[np.uint8]  # [3, size, size]
+
+
+class _BadImage(Exception):
+    """Why a file cannot be used as an image, in a few words."""
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    label: int
+    test: bool
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    pixels: Pixels | None
+    converted: bool = False
+    bad: str = ""  # why there are no pixels
+
+
+def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) -> Dataset:
+    """Read ``folder/train`` with ``folder/test`` (or ``val``), or one folder of classes that is split here.
+
+    Every image becomes RGB, its centre square scaled to ``image_size`` (0: 32). Files that cannot be read are
+    an error that names them; with ``skip_bad`` they are left out and named in the notes.
+    """
+    if image_size < 0:
+        raise EdblError(f"the image size must be 1 or more, or 0 for {DEFAULT_SIZE}, not {image_size}")
+    if not folder.is_dir():
+        raise EdblError(f"there is no folder {folder}: give one that has a sub-folder of images per class")
+    walk = _Walk(folder)
+    train, test = walk.layout()
+    classes, files = _list_files(walk, train, test)
+    size = image_size or DEFAULT_SIZE
+    decoded = in_threads(lambda file: _decode(file.path, size), files, "reading images")
+    notes = [*walk.notes(), *_image_notes(folder, files, decoded, skip_bad)]
+    good = [file for file, result in zip(files, decoded, strict=True) if result.pixels is not None]
+    pixels = [result.pixels for result in decoded if result.pixels is not None]
+    if test is None:
+        good = _split_off(good, classes, folder)
+        notes.insert(0, _split_note(good))
+    else:
+        _check_filled(good, classes, walk, (train, test))
+    x, y = torch.from_numpy(np.stack(pixels)), torch.tensor([file.label for file in good])  # [n, 3, s, s], [n]
+    is_test = torch.tensor([file.test for file in good])
+    images = Images(x, y)
+    return Dataset(_shown(walk.root.name), images[~is_test], images[is_test], tuple(map(_shown, classes)), tuple(notes))
+
+
+def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
+    """Return ``work`` of every item, in order, showing a progress bar if it takes long."""
+    console = Console(stderr=True)
+    results = []
+    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
+    begun = time.monotonic()
+    try:
+        # What Pillow warns of is judged by our own checks. The filters are one for all threads, so they are
+        # set once, around the pool, and not in each thread.
+        with warnings.catch_warnings(), Progress(console=console, transient=True, disable=not console.is_terminal) as p:
+            warnings.simplefilter("ignore")
+            task = p.add_task(label, total=len(items), visible=False)
+            for result in pool.map(work, items):
+                results.append(result)
+                p.update(task, completed=len(results), visible=time.monotonic() - begun > PATIENCE)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return results
+
+
+class _Walk:
+    """The part of a folder that is looked at: nothing hidden, and no link that leads out of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = Path(os.path.realpath(folder))
+        self.links: dict[Path, None] = {}  # an ordered set: a folder may be looked into twice
+        self.others: list[Path] = []
+
+    def visible(self, folder: Path) -> list[Path]:
+        """Return what lies in ``folder``, sorted by name."""
+        found = []
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith("."):
+                continue
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.root):
+                self.links[path] = None
+            else:
+                found.append(path)
+        return found
+
+    def folders(self, folder: Path) -> dict[str, Path]:
+        """Return the sub-folders of ``folder`` by name."""
+        return {path.name: path for path in self.visible(folder) if path.is_dir()}
+
+    def layout(self) -> tuple[Path, Path | None]:
+        """Return the folder of the training classes and that of the test classes, if there is one."""
+        top = self.folders(self.folder)
+        # A folder 'train' without folders is a class of trains.
+        if "train" in top and self.folders(top["train"]):
+            return top["train"], top.get("test") or top.get("val")
+        lonely = [name for name in ("test", "val") if name in top]
+        if lonely:
+            raise EdblError(f"{self.folder} has a folder '{lonely[0]}' but no folder 'train' with a folder per class")
+        return self.folder, None
+
+    def images(self, folder: Path, above: frozenset[str] = frozenset()) -> list[Path]:
+        """Return the image files in ``folder`` and below it."""
+        here = os.path.realpath(folder)
+        if here in above:
+            return []  # a link to a folder it lies in
+        found = []
+        for path in self.visible(folder):
+            if path.is_dir():
+                found += self.images(path, above | {here})
+            elif path.suffix[1:].lower() in EXTENSIONS and (path.is_file() or path.is_symlink()):
+                found.append(path)
+            else:
+                self.others.append(path)
+        return found
+
+    def notes(self) -> list[str]:
+        """Return what was left aside on the way, in words."""
+        notes = []
+        if self.links:
+            links = list(self.links)
+            notes.append(f"{_count(links, 'link')} out of the folder not followed: {self.named(links)}")
+        if self.others:
+            notes.append(f"{_count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
+        return notes
+
+    def named(self, paths: Sequence[Path]) -> str:
+        """Return the first few paths, relative to the folder."""
+        return _first([_shown(path.relative_to(self.folder)) for path in paths])
+
+
+def _list_files(walk: _Walk, train: Path, test: Path | None) -> tuple[list[str], list[_File]]:
+    classes = list(walk.folders(train))
+    if len(classes) < 2:
+        raise EdblError(
+            f"{train} has {_count(classes, 'class folder')}, at least 2 are needed{_unfollowed(walk)}\n"
+            "images belong in FOLDER/CLASS/, or in FOLDER/train/CLASS/ and FOLDER/test/CLASS/"
+        )
+    files = [_File(path, k, False) for k, name in enumerate(classes) for path in walk.images(train / name)]
+    if test is None:
+        _check_filled(files, classes, walk, (train,))
+        return classes, files
+    label = {name: k for k, name in enumerate(classes)}
+    folders = walk.folders(test)
+    extra = [_shown(name) for name in folders if name not in label]
+    if extra:
+        raise EdblError(f"{test} has classes that {train} has not: {_first(extra)}")
+    files += [_File(path, label[name], True) for name, place in folders.items() for path in walk.images(place)]
+    _check_filled(files, classes, walk, (train, test))
+    return classes, files
+
+
+def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: _Walk, places: Sequence[Path]) -> None:
+    """Raise if a class has no image in one of the ``places``: the training and perhaps the test folder."""
+    counts = Counter((file.test, file.label) for file in files)
+    for is_test, place in enumerate(places):
+        for k, name in enumerate(classes):
+            if not counts[bool(is_test), k]:
+                kind, where = "test" if is_test else "training", _shown(place / name)
+                raise EdblError(
+                    f"class '{_shown(name)}' has no {kind} image that can be read in {where}{_unfollowed(walk)}\n"
+                    f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the class"
+                )
+
+
+def _unfollowed(walk: _Walk) -> str:
+    return f" ({_count(list(walk.links), 'link')} out of {walk.folder} not followed)" if walk.links else ""
+
+
+def _split_off(files: Sequence[_File], classes: Sequence[str], folder: Path) -> list[_File]:
+    """Mark every 5th image of each class as a test image; a class of fewer gives its last."""
+    counts = Counter(file.label for file in files)
+    for k, name in enumerate(classes):
+        if counts[k] < 2:
+            raise EdblError(
+                f"class '{_shown(name)}' has {counts[k]} readable image(s) in {folder}: one for training and one for "
+                "testing are needed\nadd images, remove the class, or make the folders train and test"
+            )
+    met: Counter[int] = Counter()
+    marked = []
+    for file in files:
+        met[file.label] += 1
+        every = min(TEST_EVERY, counts[file.label])
+        marked.append(replace(file, test=met[file.label] % every == 0))
+    return marked
+
+
+def _split_note(files: Sequence[_File]) -> str:
+    tests = sum(file.test for file in files)
+    return (
+        f"there is no test folder: every {TEST_EVERY}th image of each class, sorted by name, is a test image "
+        f"({len(files) - tests:,} train, {tests:,} test)"
+    )
+
+
+def _image_notes(folder: Path, files: Sequence[_File], decoded: Sequence[_Decoded], skip_bad: bool) -> list[str]:
+    names = [_shown(file.path.relative_to(folder)) for file in files]
+    pairs = list(zip(names, decoded, strict=True))
+    bad = [f"{name} ({result.bad})" for name, result in pairs if result.bad]
+    if bad and not skip_bad:
+        raise EdblError(
+            f"{_count(bad, 'image')} of {len(files):,} in {folder} cannot be used: {_first(bad)}\n"
+            "repair or remove them, or leave them out with --skip-bad"
+        )
+    notes = []
+    if bad:
+        notes.append(f"{_count(bad, 'image')} left out: {_first(bad)}")
+    converted = [name for name, result in pairs if result.converted]
+    if converted:
+        were = "was not RGB and was" if len(converted) == 1 else "were not RGB and were"
+        notes.append(f"{_count(converted, 'image')} {were} converted: {_first(converted)}")
+    return notes
+
+
+def _decode(path: Path, size: int) -> _Decoded:
+    try:
+        if not path.stat().st_size:
+            raise _BadImage("empty file")
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise _BadImage("more than 100 million pixels")
+            return _Decoded(_square(_rgb(ImageOps.exif_transpose(image)), size), converted=image.mode != "RGB")
+    except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
+        return _Decoded(None, bad=_reason(error))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Image.DecompressionBombError):
+        return "more than 100 million pixels"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    if "truncated" in str(error):
+        return "truncated"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "F":
+        raise _BadImage("floating-point pixels of unknown range")
+    if image.mode.startswith("I"):
+        return _eight_bit(image).convert("RGB")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scale 16-bit grey values; Pillow's own conversion would clip them at 255."""
+    values = np.asarray(image).astype(np.int32)  # [h, w]
+    if values.min() < 0 or values.max() > 65535:
+        raise _BadImage("32-bit pixels of unknown range")
+    return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
+
+
+def _square(image: Image.Image, size: int) -> Pixels:
+    """Scale the centre square: the same as scaling the short side and cropping, without the pixels cut off."""
+    short = min(image.size)
+    left, top = (image.width - short) // 2, (image.height - short) // 2
+    box = (left, top, left + short, top + short)
+    scaled = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
+    return np.asarray(scaled).transpose(2, 0, 1)
+
+
+def _count(things: Sequence[object], noun: str) -> str:
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{len(things):,} {noun if len(things) == 1 else plural}"
+
+
+def _first(names: Sequence[str]) -> str:
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _shown(name: str | Path) -> str:
+    # A file name that is no valid text must not break the terminal or the report it is written to.
+    return str(name).encode(errors="replace").decode()

@@ -1,0 +1,102 @@
+"""Mixing: a batch in, a batch of interpolated images and labels out (Eq. 1)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Generator, Tensor
+
+
+class Batch(NamedTuple):
+    """Images with soft labels: a hard label is a one-hot row."""
+
+    x: Tensor  # [batch, ...]
+    y: Tensor  # [batch, seen]
+
+
+Mixing = Callable[[Batch, Generator], Batch]
+
+
+def unmixed(batch: Batch, generator: Generator) -> Batch:
+    """Return the batch as it is."""
+    return batch
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The mixing ratio ``lambda ~ Beta(beta, beta)``: one for each pass over a batch, or one for each sample."""
+
+    beta: float
+    per: Literal["pass", "sample"]
+
+    def draw(self, passes: int, size: int, generator: Generator) -> Tensor:
+        """Return the ratios of ``passes`` passes of ``size`` samples each, ``[passes * size]``."""
+        shape = (passes, 1) if self.per == "pass" else (passes, size)
+        if self.beta == 1:
+            ratio = torch.rand(shape, generator=generator, device=generator.device)
+        else:
+            gammas = torch.full((2, *shape), self.beta, device=generator.device)
+            first, second = torch._standard_gamma(gammas, generator=generator)
+            ratio = first / (first + second)
+        return ratio.expand(passes, size).flatten()
+
+
+def mix(batch: Batch, anchors: Tensor, partners: Tensor, ratio: Tensor) -> Batch:
+    """Eq. 1 for many pairs at once: ``ratio`` of each anchor and the rest of its partner."""
+    of_image = ratio.view(-1, *[1] * (batch.x.ndim - 1))
+    x = torch.lerp(batch.x[partners], batch.x[anchors], of_image)
+    y = torch.lerp(batch.y[partners], batch.y[anchors], ratio.unsqueeze(1))
+    return Batch(x, y)
+
+
+@dataclass(frozen=True)
+class VanillaMixup:
+    """Mix each image with another of its batch, whatever their classes."""
+
+    ratio: Ratio
+
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Mix one batch."""
+        size = len(batch.x)
+        anchors = torch.arange(size, device=batch.x.device)
+        partners = torch.rand(size, generator=generator, device=batch.x.device).argsort()
+        return mix(batch, anchors, partners, self.ratio.draw(1, size, generator))
+
+
+@dataclass(frozen=True)
+class ResamplingMixup:
+    """``rounds`` passes of old with old, ``rounds`` of old with new, one of new with new.
+
+    The first ``old`` images of a batch are old ones. The mixed batch holds ``2 * rounds * old + new`` images.
+    """
+
+    old: int
+    rounds: int
+    ratio: Ratio
+
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Mix one batch."""
+        device, old, rounds = batch.x.device, self.old, self.rounds
+        new = len(batch.x) - old
+        olds = torch.arange(old, device=device).repeat(2 * rounds)
+        news = old + torch.arange(new, device=device)
+        partners = [
+            torch.rand(rounds, old, generator=generator, device=device).argsort(1).flatten(),
+            old + torch.randint(new, (rounds * old,), generator=generator, device=device),
+            old + torch.rand(new, generator=generator, device=device).argsort(),
+        ]
+        ratio = [self.ratio.draw(2 * rounds, old, generator), self.ratio.draw(1, new, generator)]
+        return mix(batch, torch.cat([olds, news]), torch.cat(partners), torch.cat(ratio))
+
+
+@dataclass(frozen=True)
+class PairMixup:
+    """Mix the first half of a batch (anchors) with the second (partners), one by one."""
+
+    ratio: Ratio
+
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Mix one batch."""
+        anchors = torch.arange(len(batch.x) // 2, device=batch.x.device)
+        return mix(batch, anchors, anchors + len(anchors), self.ratio.draw(1, len(anchors), generator))

@@ -1,0 +1,147 @@
+"""The stream: which classes arrive when. Labels are remapped to the order of arrival."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import torch
+
+from edbl.data.images import Dataset, Images
+from edbl.errors import EdblError, unknown
+from edbl.seeds import Seeds
+
+
+@dataclass(frozen=True)
+class Task:
+    """One increment. Labels below ``old`` were learnt before; ``old`` to ``seen - 1`` are new."""
+
+    index: int
+    old: int
+    new: int
+    train: Images  # images of the new classes only
+    test: Images  # test images of all seen classes
+    stream_train: Images  # the whole stream's training images: for the upper bound alone, through `joint`
+
+    @property
+    def seen(self) -> int:
+        """Number of classes seen so far, the new ones included."""
+        return self.old + self.new
+
+    def joint(self) -> Images:
+        """Return the training images of all seen classes, which only an upper bound may use."""
+        return self.stream_train.of(range(self.seen))
+
+
+class Stream(Sequence[Task]):
+    """The tasks of a data set in a given class order and split."""
+
+    def __init__(self, dataset: Dataset, order: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
+        arrival = torch.empty(len(order), dtype=torch.int64)
+        arrival[torch.tensor(list(order))] = torch.arange(len(order))
+        self.classes = tuple(dataset.classes[k] for k in order)
+        self.sizes = tuple(sizes)
+        self._train = Images(dataset.train.x, arrival[dataset.train.y]).to(device)
+        self._test = Images(dataset.test.x, arrival[dataset.test.y]).to(device)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        old, new = sum(self.sizes[:index]), self.sizes[index]
+        return Task(
+            index,
+            old,
+            new,
+            train=self._train.of(range(old, old + new)),
+            test=self._test.of(range(old + new)),
+            stream_train=self._train,
+        )
+
+
+def even(classes: int, parts: int) -> list[int]:
+    """Split ``classes`` into ``parts`` sizes that differ by one at most, larger ones first."""
+    return [classes // parts + (i < classes % parts) for i in range(parts)]
+
+
+def task_sizes(classes: int, protocol: str, phases: int, base: int, step: int) -> list[int]:
+    """Return the number of classes of each task.
+
+    ``base0``: all classes in ``phases`` parts. ``base-half``: the first half (rounded up), then the rest in
+    ``phases`` parts. ``base-step``: ``base`` classes first (or ``step``, if ``base`` is 0), then ``step`` at a time;
+    the last task takes what is left. No class is ever dropped.
+    """
+    if protocol == "base-step":
+        if step < 1 or not 0 <= base <= classes:
+            raise EdblError(f"base-step needs stream.step of at least 1 and stream.base of 0 to {classes} classes")
+        first = min(base or step, classes)
+        rest = classes - first
+        return [first, *[step] * (rest // step), *([rest % step] if rest % step else [])]
+    first = (classes + 1) // 2 if protocol == "base-half" else 0
+    if not 1 <= phases <= classes - first:
+        raise EdblError(
+            f"{phases} phases do not fit: {protocol} leaves {classes - first} classes to share out; "
+            f"use --phases 1 to {classes - first}"
+        )
+    return [first, *even(classes - first, phases)] if first else even(classes, phases)
+
+
+def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the classes in order of arrival: ``natural``, a seed such as ``1993``, or a list of class names."""
+    if order == "natural":
+        return list(range(len(names)))
+    if isinstance(order, str):
+        if not order.isdigit():
+            raise unknown("class order", order, ["natural", "1993"])
+        return [int(k) for k in np.random.RandomState(int(order)).permutation(len(names))]
+    return find_classes(order, names)
+
+
+def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the numbers of all classes, each given once by name or, where no name matches, by number."""
+    index = {name: k for k, name in enumerate(names)}
+    found = []
+    for word in wanted:
+        if word in index:
+            found.append(index[word])
+        elif word.isdigit() and int(word) < len(names):
+            found.append(int(word))
+        else:
+            raise unknown("class", word, names)
+    if twice := sorted({names[k] for k in found if found.count(k) > 1}):
+        raise EdblError(f"the class order names '{twice[0]}' more than once")
+    if left := [name for k, name in enumerate(names) if k not in set(found)]:
+        raise EdblError(f"the class order leaves out {len(left)} of {len(names)} classes, '{left[0]}' first; name all")
+    return found
+
+
+def hold_out(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """Return the data set with a share of each class's training images as its test images.
+
+    For choosing among options without looking at the test images.
+    """
+    y = dataset.train.y
+    held = torch.zeros(len(y), dtype=torch.bool)
+    generator = Seeds(seed).generator(torch.device("cpu"), "holdout")
+    for k in range(len(dataset.classes)):
+        members = (y == k).nonzero().squeeze(1)
+        if len(members) < 2:
+            raise EdblError(f"class '{dataset.classes[k]}' has too few training images to hold any out")
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        held[members[torch.randperm(len(members), generator=generator)[:count]]] = True
+    note = f"{share:.0%} of the training images, held out, stand in for the test images"
+    return Dataset(
+        dataset.name,
+        dataset.train[(~held).nonzero().squeeze(1)],
+        dataset.train[held.nonzero().squeeze(1)],
+        dataset.classes,
+        (*dataset.notes, note),
+    )

@@ -1,0 +1,59 @@
+"""Evaluation: both read-outs of a net over test images, as confusion matrices."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edbl.data.augment import Transform
+from edbl.data.images import Images
+from edbl.memory import Memory
+from edbl.methods.base import Method
+from edbl.nets.net import Net, Output
+
+BATCH = 1000
+
+
+@torch.no_grad()
+def outputs(net: Net, images: Images, transform: Transform) -> Output:
+    """Return the net's output for all images, in evaluation mode."""
+    net.eval()
+    parts = [net(transform.normalise(x)) for x in images.x.split(BATCH)]
+    return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+
+
+def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: bool) -> Tensor:
+    """Return the normalised mean of each class's normalised exemplar features, ``[seen, width]``.
+
+    With ``flips``, mirror images count as exemplars too.
+    """
+    images = memory.images
+    vectors = F.normalize(features(images))
+    if flips and images.x.ndim == 4:
+        vectors = vectors + F.normalize(features(Images(images.x.flip(3), images.y)))
+    seen = len(memory.classes)
+    members = (images.y == torch.arange(seen, device=images.y.device).unsqueeze(1)).float()  # [seen, n]
+    return F.normalize(members @ vectors)
+
+
+def nearest(means: Tensor, features: Tensor) -> Tensor:
+    """Return the class whose mean is nearest to each normalised feature (nearest mean of exemplars)."""
+    vectors = F.normalize(features)
+    return (means.square().sum(1) - 2 * vectors @ means.T).argmin(1)
+
+
+def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:
+    """Return how often each class (row) was taken for each class (column), ``[seen, seen]``."""
+    return torch.bincount(truth * seen + predicted, minlength=seen * seen).view(seen, seen)
+
+
+def evaluate(method: Method, test: Images, transform: Transform, flips: bool) -> dict[str, Tensor]:
+    """Return the confusion matrices of the CNN and the nearest-mean read-out over all seen classes."""
+    output = outputs(method.net, test, transform)
+    seen = output.logits.shape[1]
+    means = class_means(method.memory, method.features, flips)
+    return {
+        "cnn": confusion(test.y, method.scores(output).argmax(1), seen),
+        "nme": confusion(test.y, nearest(means, output.features), seen),
+    }

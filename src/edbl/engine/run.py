@@ -1,0 +1,274 @@
+"""One run, from recipe to record: every task learnt, evaluated and saved; killed at any moment, it can go on."""
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edbl import records
+from edbl.data import datasets
+from edbl.data.augment import Transform
+from edbl.data.images import Dataset, Images
+from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, task_sizes
+from edbl.engine import environment
+from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.evaluate import evaluate, outputs
+from edbl.engine.fit import State, fit
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError
+from edbl.files import lock, sweep, write_atomic
+from edbl.memory import Budget, Memory
+from edbl.methods import find_method
+from edbl.methods.base import Phase
+from edbl.nets import backbones
+from edbl.nets.heads import LinearHead
+from edbl.nets.net import Net
+from edbl.recipe import Recipe, StreamSettings
+from edbl.records import Record
+from edbl.seeds import Seeds
+
+RECIPE = "recipe.toml"
+FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
+
+
+def run(
+    recipe: Recipe, out: Path | str | None = None, *, data_dir: Path | None = None, progress: Progress | None = None
+) -> Record:
+    """Run a recipe and return its record; the folder ``out`` must not exist yet (default: ``runs/NAME``)."""
+    folder = Path(out) if out else default_folder(recipe)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise EdblError(f"output folder {folder} exists already; use `edbl resume {folder}` or another --out")
+    session = _Session(recipe, data_dir, progress or Progress())
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
+    with lock(folder):
+        write_atomic(folder / RECIPE, recipe.toml().encode())
+        record = session.new_record()
+        records.write(record, folder)
+        return session.go(folder, record)
+
+
+def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progress | None = None) -> Record:
+    """Go on with a run that was stopped; a finished one is returned as it is."""
+    folder = Path(folder)
+    record = records.read(folder)
+    if record.status == "done":
+        return record
+    session = _Session(Recipe.read(folder / RECIPE), data_dir, progress or Progress())
+    if record.data_fingerprint != session.fingerprint:
+        raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
+    with lock(folder):
+        sweep(folder)
+        return session.go(folder, record)
+
+
+def default_folder(recipe: Recipe) -> Path:
+    """Return the folder of a run that was given none: named after what most recipes differ in."""
+    short = hashlib.sha256(recipe.toml().encode()).hexdigest()[:6]
+    data = Path(recipe.data.name).name or "folder"
+    parts = [Path(recipe.method).stem, data, recipe.stream.protocol, str(recipe.stream.phases), f"seed{recipe.seed}"]
+    return Path("runs") / "-".join([*parts, short])
+
+
+def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Return the class order and the size of each task."""
+    if stream.protocol == "tasks":
+        if not stream.tasks or not all(stream.tasks):
+            raise EdblError("protocol tasks needs stream.tasks, a list of tasks with at least one class each")
+        return find_classes([c for task in stream.tasks for c in task], names), [len(task) for task in stream.tasks]
+    sizes = task_sizes(len(names), stream.protocol, stream.phases, stream.base, stream.step)
+    return class_order(stream.order, names), sizes
+
+
+class _Session:
+    """A recipe with its data loaded and its method made: all that can fail early has not."""
+
+    def __init__(self, recipe: Recipe, data_dir: Path | None, progress: Progress) -> None:
+        self.recipe = recipe
+        self.progress = progress
+        self.device = environment.pick_device(recipe.device)
+        self.seeds = Seeds(recipe.seed)
+        settings = recipe.data
+        dataset = datasets.load(settings.name, data_dir, image_size=settings.image_size, skip_bad=settings.skip_bad)
+        if settings.holdout:
+            dataset = hold_out(dataset, settings.holdout, recipe.seed)
+        self.notes = list(dataset.notes)
+        self.fingerprint = fingerprint(dataset)
+        order, sizes = plan(recipe.stream, dataset.classes)
+        budget = Budget.parse(recipe.memory)
+        budget.check(len(order))
+        self.stream = Stream(dataset, order, sizes, self.device)
+        shape = dataset.train.x.shape[1:]
+        channels = len(settings.mean), len(settings.std)
+        if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
+            raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
+        self.transform = Transform.of(settings.augment, settings.pad, settings.mean, settings.std, self.device)
+        backbone = backbones.build(recipe.net.backbone, shape, self.seeds.generator(torch.device("cpu"), "backbone"))
+        self.net = Net(backbone, LinearHead(backbone.width)).to(self.device)
+        self.memory = Memory(budget)
+        kind = find_method(recipe.method)
+        if not isinstance(recipe.options, kind.Config):
+            raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
+        self.method = kind(self.net, self.memory, recipe.options, recipe.schedule, recipe.optim, features=self.features)
+
+    def features(self, images: Images) -> Tensor:
+        return outputs(self.net, images, self.transform).features
+
+    def new_record(self) -> Record:
+        recipe = self.recipe
+        return Record(
+            method=self.method.name,
+            data=recipe.data.name,
+            protocol=recipe.stream.protocol,
+            phases=recipe.stream.phases,
+            memory=recipe.memory,
+            order=recipe.stream.order if isinstance(recipe.stream.order, str) else "list",
+            seed=recipe.seed,
+            recipe=recipe.values(),
+            classes=list(self.stream.classes),
+            task_sizes=list(self.stream.sizes),
+            commit=environment.commit(),
+            versions=environment.versions(),
+            device=environment.describe(self.device),
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+            data_fingerprint=self.fingerprint,
+            notes=self.notes,
+        )
+
+    def go(self, folder: Path, record: Record) -> Record:
+        """Learn all tasks that are not learnt yet."""
+        # The same seed must give the same bits on a GPU too.
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        checkpoints = Checkpoints(folder / "checkpoints")
+        first = self.restore(checkpoints, record)
+        planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
+        title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
+        self.progress.run(title, len(self.stream), sum(planned), sum(planned[:first]))
+        try:
+            for task in self.stream[first:]:
+                self.learn(task, folder, record, checkpoints)
+        except EdblError as error:
+            record.status, record.message = "failed", str(error)
+            with suppress(EdblError):  # a full disk must not hide what happened
+                records.write(record, folder)
+            raise EdblError(f"{error} (run {folder}, task {len(record.seconds) + 1} of {len(self.stream)})") from error
+        features, labels = self.sample_features()
+        records.write_features(folder, features.numpy(), labels.numpy())
+        record.status, record.message = "done", ""
+        records.write(record, folder)
+        checkpoints.forget(set(checkpoints.names()) - {f"task-{len(self.stream) - 1}"})
+        return record
+
+    def restore(self, checkpoints: Checkpoints, record: Record) -> int:
+        """Bring back the newest state after a task, cut the record there, and return the next task."""
+        found = checkpoints.newest_task(below=len(record.seconds))
+        first = 0
+        if found:
+            last, saved = found
+            first = last + 1
+            self.net.grow(sum(self.stream.sizes[:first]), self.seeds.generator(torch.device("cpu"), "restore"))
+            self.net.load_state_dict(saved.part("net."))
+            self.memory.replace(Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device))
+        record.status = "running"
+        record.seconds, record.timings = record.seconds[:first], record.timings[:first]
+        record.confusions = {k: v[:first] for k, v in record.confusions.items()}
+        return first
+
+    def learn(self, task: Task, folder: Path, record: Record, checkpoints: Checkpoints) -> None:
+        """Learn one task, evaluate it, and save record and state."""
+        timings: dict[str, float] = {}
+        t = task.index
+        self.method.begin(task, self.seeds.generator(torch.device("cpu"), "task", t, "begin"))
+        for number, phase in enumerate(self.method.phases(task)):
+            self.train(task, number, phase, timings, checkpoints)
+        with stopwatch(timings, "memory"):
+            self.method.end(task)
+        with stopwatch(timings, "evaluation"):
+            matrices = evaluate(self.method, task.test, self.transform, self.recipe.evaluation.nme_flips)
+            for readout, matrix in matrices.items():
+                record.confusions[readout].append(matrix.cpu().numpy())
+        record.timings.append(timings)
+        record.seconds.append(sum(timings.values()))
+        records.write(record, folder)
+        images = self.memory.images
+        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
+        checkpoints.save(f"task-{t}", Saved(tensors | {"memory.x": images.x, "memory.y": images.y}, {}))
+        # Should this state be damaged, the run goes on from the last task's state and this task's finished phases.
+        kept = re.compile(rf"task-{t - 1}|task-{t}(-phase-\d+)?")
+        checkpoints.forget(name for name in checkpoints.names() if not kept.fullmatch(name))
+        accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())
+        self.progress.say(
+            f"{self.method.name}: task {t + 1}/{len(self.stream)}, {task.seen} classes: {accuracy}"
+            f"  ({record.seconds[-1]:.1f} s)"
+        )
+
+    def train(self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints) -> None:
+        """Train a phase from where its newest checkpoint left it."""
+        name = f"task-{task.index}-phase-{number}"
+        if finished := checkpoints.load(name):
+            self.net.load_state_dict(finished.part("net."))
+            timings |= finished.values["timings"]
+            self.progress.phase(task.index, phase.name, phase.schedule.epochs, phase.schedule.epochs)
+            return
+        state = State()
+        if begun := checkpoints.newest_epoch(task.index, number):
+            self.net.load_state_dict(begun.part("net."))
+            momentum = sorted(begun.part("momentum.").items(), key=lambda item: int(item[0]))
+            state = State(begun.values["epoch"], [m for _, m in momentum], begun.values["losses"])
+            timings |= begun.values["timings"]
+        self.progress.phase(task.index, phase.name, phase.schedule.epochs, state.epoch)
+        before, began = timings.get(phase.name, 0.0), time.monotonic()
+        saved_at = began
+
+        def save(name: str) -> None:
+            timings[phase.name] = before + time.monotonic() - began
+            tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
+            tensors |= {f"momentum.{i}": m for i, m in enumerate(state.momentum)}
+            values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
+            checkpoints.save(name, Saved(tensors, values))
+
+        def after_epoch(state: State) -> None:
+            nonlocal saved_at
+            if time.monotonic() - saved_at < self.recipe.checkpoint_seconds:
+                return
+            save(f"{name}-epoch-{state.epoch}")
+            # The one before is kept in case this one is damaged.
+            older = checkpoints.epochs(task.index, number)[:-2]
+            checkpoints.forget(f"{name}-epoch-{epoch}" for epoch in older)
+            saved_at = time.monotonic()
+
+        place = ("task", task.index, phase.name)
+        fit(self.net, phase, self.recipe.optim, self.transform, self.seeds, place, state, self.progress, after_epoch)
+        save(name)
+
+    def sample_features(self) -> tuple[Tensor, Tensor]:
+        """Return features and labels of some test images, evenly from all classes."""
+        test = self.stream[len(self.stream) - 1].test
+        each = max(1, FEATURES_KEPT // len(self.stream.classes))
+        chosen = torch.cat([(test.y == k).nonzero().squeeze(1)[:each] for k in range(len(self.stream.classes))])
+        return self.features(test[chosen]).cpu(), test.y[chosen].cpu()
+
+
+@contextmanager
+def stopwatch(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Note the seconds that the block takes."""
+    began = time.monotonic()
+    yield
+    timings[name] = time.monotonic() - began
+
+
+def fingerprint(dataset: Dataset) -> str:
+    """Return a short digest of all images and labels."""
+    digest = hashlib.blake2b(digest_size=16)
+    for images in (dataset.train, dataset.test):
+        digest.update(images.x.numpy().tobytes())
+        digest.update(images.y.numpy().tobytes())
+    return digest.hexdigest()

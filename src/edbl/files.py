@@ -1,0 +1,55 @@
+"""Files that are whole or not there at all."""
+
+import os
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edbl.errors import EdblError
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part.
+
+    The bytes go to a temporary file beside ``path`` that takes its place once it is on the disk.
+    """
+    # A name of its own, so that two writers of one path cannot mix their bytes.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise EdblError(f"cannot write '{path}': {error.strerror or error}") from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def sweep(folder: Path) -> None:
+    """Remove what writers that were killed left behind in ``folder`` and below it."""
+    for left in folder.rglob(".*.tmp"):
+        left.unlink(missing_ok=True)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of ``folder``; the system lifts the lock when this process ends, however it ends."""
+    with open(folder / ".lock", "w") as file:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise EdblError(f"another process is working in {folder}; wait for it to end") from error
+        yield

@@ -1,0 +1,103 @@
+"""The memory: a few images of each old class, ordered by herding, within a budget."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from edbl.data.images import Images
+from edbl.errors import EdblError
+
+Features = Callable[[Images], Tensor]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """``total=K``: K images shared by all seen classes. ``per_class=k``: k images of each class, always."""
+
+    kind: Literal["total", "per_class"]
+    count: int
+
+    @staticmethod
+    def parse(text: str) -> "Budget":
+        """Read ``total=2000`` or ``per_class=20``."""
+        match = re.fullmatch(r"\s*(total|per_class)\s*=\s*(\d+)\s*", text)
+        if not match:
+            raise EdblError(f"memory '{text}' is not understood: write total=2000 or per_class=20")
+        kind: Literal["total", "per_class"] = "total" if match[1] == "total" else "per_class"
+        return Budget(kind, int(match[2]))
+
+    def check(self, classes: int) -> None:
+        """Refuse a budget that cannot hold one image of each class."""
+        if self.count < (classes if self.kind == "total" else 1):
+            least = f"total={classes}" if self.kind == "total" else "per_class=1"
+            raise EdblError(
+                f"memory {self.kind}={self.count} is smaller than one image for each of {classes} classes; "
+                f"use at least {least}"
+            )
+
+    def quotas(self, seen: int) -> list[int]:
+        """Return how many images each seen class may keep; a remainder goes to the first classes."""
+        if self.kind == "per_class":
+            return [self.count] * seen
+        return [self.count // seen + (k < self.count % seen) for k in range(seen)]
+
+
+class Memory:
+    """Exemplars class by class, best first."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.classes: list[Images] = []
+
+    def __len__(self) -> int:
+        return sum(len(images) for images in self.classes)
+
+    @property
+    def images(self) -> Images:
+        """All exemplars, class by class."""
+        return Images.cat(self.classes)
+
+    def update(self, new: Images, features: Features) -> None:
+        """Trim the ordered lists of old classes, never re-selecting them, and herd exemplars of the new ones.
+
+        A class with fewer images than its quota gives what it has.
+        """
+        old = len(self.classes)
+        seen = int(new.y.max()) + 1
+        quotas = self.budget.quotas(seen)
+        self.classes = [
+            Images(images.x[:quota], images.y[:quota]) for images, quota in zip(self.classes, quotas[:old], strict=True)
+        ]
+        vectors = torch.nn.functional.normalize(features(new))
+        for k in range(old, seen):
+            members = (new.y == k).nonzero().squeeze(1)
+            self.classes.append(new[members[herd(vectors[members], quotas[k])]])
+
+    def replace(self, images: Images) -> None:
+        """Take over exemplars that are sorted by class, as `images` gives them."""
+        counts = images.counts(0).tolist()
+        parts = zip(images.x.split(counts), images.y.split(counts), strict=True)
+        self.classes = [Images(x, y) for x, y in parts]
+
+
+def herd(vectors: Tensor, count: int) -> Tensor:
+    """Return the numbers of ``count`` vectors in iCaRL's order: each pick brings the picks' mean nearest to the mean.
+
+    Pick k minimises ``|| mean - (phi + sum of earlier picks) / k ||`` over the vectors not yet picked.
+    """
+    mean = vectors.mean(0)
+    squares = vectors.square().sum(1)
+    missing = torch.zeros_like(mean)  # k * mean - sum of earlier picks
+    taken = torch.zeros_like(squares)
+    picks = []
+    for _ in range(min(count, len(vectors))):
+        missing = missing + mean
+        pick = (squares - 2 * vectors @ missing + taken).argmin()
+        missing = missing - vectors[pick]
+        taken[pick] = torch.inf
+        picks.append(pick)
+    return torch.stack(picks)

@@ -1,0 +1,109 @@
+"""What a method is: which images, drawn and mixed how, with which loss over which parameters.
+
+A method never trains. It yields phases, and the engine trains them. Its losses run inside the training step, so they
+hold no branch on a tensor's value and never bring a tensor to the host.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor, nn
+
+from edbl.data.images import Images
+from edbl.data.mixing import Batch, Mixing, unmixed
+from edbl.data.samplers import Sampler, Uniform
+from edbl.data.stream import Task
+from edbl.losses import cross_entropy
+from edbl.memory import Features, Memory
+from edbl.nets.net import Net, Output
+from edbl.schedule import Optim, Schedule
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The images of a phase and how batches of them are drawn and mixed."""
+
+    data: Images  # exemplars first, then the new images
+    sampler: Sampler
+    mixing: Mixing = unmixed
+    old_share: float | None = None  # share of the label mass that falls on old classes; None: as in the data
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of training."""
+
+    name: str
+    draw: Draw
+    schedule: Schedule
+    loss: Callable[[Batch], Tensor]
+    params: Sequence[nn.Parameter]
+    train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
+
+
+class Method:
+    """Cross-entropy on new images and exemplars; the base of all methods."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    source: ClassVar[str]  # paper and year
+
+    @dataclass(frozen=True)
+    class Config:
+        """The method's own settings."""
+
+    config: Config
+
+    def __init__(
+        self, net: Net, memory: Memory, config: Config, schedule: Schedule, optim: Optim, features: Features
+    ) -> None:
+        self.net = net
+        self.memory = memory
+        self.config = config
+        self.schedule = schedule
+        self.optim = optim
+        self.features = features  # features of images by the present net, in evaluation mode
+        self.teacher: Net | None = None
+
+    def begin(self, task: Task, generator: Generator) -> None:
+        """Prepare for a task: the old net becomes the teacher, the head grows."""
+        self.teacher = self.net.frozen() if task.old else None
+        self.net.grow(task.new, generator)
+
+    def draw(self, task: Task) -> Draw:
+        """Return the images to learn from and how to draw them."""
+        data = Images.cat([self.memory.images, task.train]) if task.old else task.train
+        return Draw(data, Uniform(len(data), self.optim.batch))
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """Yield the phases of a task. What stands between two yields runs between two phases."""
+        yield self.phase("train", self.draw(task), self.schedule, self.loss)
+
+    def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
+        """Return a phase that trains the whole net."""
+        return Phase(name, draw, schedule, loss, list(self.net.parameters()))
+
+    def epochs(self, first: bool) -> int:
+        """Return how many epochs a task takes, for the time left; ``first`` is the first task."""
+        return self.schedule.epochs
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the loss of a batch, a scalar."""
+        return cross_entropy(self.net(batch.x).logits, batch.y).mean()
+
+    def teach(self, x: Tensor) -> Tensor:
+        """Return the teacher's logits, ``[batch, old]``."""
+        if self.teacher is None:
+            raise RuntimeError("the first task has no teacher")
+        with torch.no_grad():
+            return self.teacher(x).logits
+
+    def end(self, task: Task) -> None:
+        """Finish a task: refresh the memory."""
+        self.memory.update(task.train, self.features)
+
+    def scores(self, output: Output) -> Tensor:
+        """Return the scores whose largest is the CNN read-out, ``[batch, seen]``."""
+        return output.logits

@@ -1,0 +1,40 @@
+"""Vanilla-MKD: distillation on plainly mixed images."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from edbl.config import option
+from edbl.data.mixing import Mixing, Ratio, VanillaMixup, unmixed
+from edbl.data.stream import Task
+from edbl.methods.base import Draw
+from edbl.methods.rkd import RKD
+
+
+class VanillaMKD(RKD):
+    """Basic RKD whose batches are mixed by ordinary mixup, old and new in natural proportions."""
+
+    name = "vanilla-mkd"
+    title = "RKD with vanilla mixup"
+    source = "EDBL paper, Table 3"
+
+    @dataclass(frozen=True)
+    class Config(RKD.Config):
+        """Settings."""
+
+        beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3)
+        ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each pass over a batch, or sample (A3)")
+        first_task: Literal["mixup", "plain"] = option("mixup", "the first task with vanilla mixup or without (A12)")
+
+    config: Config
+
+    @property
+    def ratio(self) -> Ratio:
+        """How the mixing ratio is drawn."""
+        return Ratio(self.config.beta, self.config.ratio_per)
+
+    def draw(self, task: Task) -> Draw:
+        """Return new images and exemplars, mixed at random."""
+        mixing: Mixing = VanillaMixup(self.ratio)
+        if not task.old and self.config.first_task == "plain":
+            mixing = unmixed
+        return replace(super().draw(task), mixing=mixing)

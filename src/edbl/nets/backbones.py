@@ -1,0 +1,110 @@
+"""Backbones: an image or a vector in, one feature vector out."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from edbl.errors import unknown
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut; where the shape changes, option A pads with zeros, option B projects."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, project: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.stride = stride
+        self.padding = (outputs - inputs) // 2
+        self.shortcut: nn.Module | None = None
+        if project and (stride != 1 or inputs != outputs):
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        out = F.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.shortcut is not None:
+            x = self.shortcut(x)
+        elif self.stride != 1 or self.padding:
+            x = F.pad(x[:, :, :: self.stride, :: self.stride], [0, 0, 0, 0, self.padding, self.padding])
+        return F.relu(out + x)
+
+
+class ResNet(nn.Module):
+    """A 3x3 stem without pooling, stages of basic blocks, global average pooling; the last ReLU is kept."""
+
+    def __init__(self, channels: int, widths: Sequence[int], blocks: int, project: bool) -> None:
+        super().__init__()
+        self.width = widths[-1]
+        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.norm = nn.BatchNorm2d(widths[0])
+        layers = []
+        inputs = widths[0]
+        for stage, outputs in enumerate(widths):
+            for block in range(blocks):
+                layers.append(Block(inputs, outputs, 2 if stage and not block else 1, project))
+                inputs = outputs
+        self.blocks = nn.Sequential(*layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features, ``[batch, width]``."""
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        return x.mean((2, 3))
+
+
+class MLP(nn.Module):
+    """Two hidden layers over vectors, or over flattened images."""
+
+    def __init__(self, inputs: int, width: int = 128) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = nn.Sequential(
+            nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features, ``[batch, width]``."""
+        features: Tensor = self.layers(x.flatten(1))
+        return features
+
+
+Backbone = ResNet | MLP
+
+
+def _inputs(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+BACKBONES: dict[str, Callable[[Sequence[int]], Backbone]] = {
+    "resnet32": lambda shape: ResNet(shape[0], (16, 32, 64), blocks=5, project=False),
+    "resnet18": lambda shape: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True),
+    "small": lambda shape: ResNet(shape[0], (32, 64), blocks=1, project=False),
+    "mlp": lambda shape: MLP(_inputs(shape)),
+}
+
+
+def initialise(backbone: Backbone, generator: Generator) -> None:
+    """Draw all weights anew and forget the running statistics."""
+    for module in backbone.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            fresh = nn.init.kaiming_normal_(torch.empty(module.weight.shape), generator=generator)
+            module.weight.data.copy_(fresh)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+            module.reset_parameters()
+
+
+def build(name: str, shape: Sequence[int], generator: Generator) -> Backbone:
+    """Return a freshly initialised backbone for inputs of ``shape`` (without the batch dimension)."""
+    if name not in BACKBONES:
+        raise unknown("backbone", name, BACKBONES)
+    backbone = BACKBONES[name](shape)
+    initialise(backbone, generator)
+    return backbone

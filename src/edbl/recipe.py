@@ -1,0 +1,170 @@
+"""The recipe: every value of a run, frozen, checked, saved with the run."""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal, Self, cast
+
+from edbl import config, presets
+from edbl.config import option
+from edbl.data import datasets
+from edbl.errors import EdblError, unknown
+from edbl.memory import Budget
+from edbl.methods import find_method
+from edbl.nets.backbones import BACKBONES
+from edbl.schedule import Optim, Schedule
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """Which images, and what is done to them."""
+
+    name: str = option("digits", "data set, or path of an image folder")
+    augment: Literal["crop-flip", "crop", "flip", "none"] = option("none", "random changes of training images")
+    pad: int = option(4, "pixels of padding for the random crop", least=0, most=64)
+    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation")
+    std: tuple[float, ...] = option((0.25,), "standard deviation of each channel")
+    image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
+    skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
+    holdout: float = option(
+        0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
+    )
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """Which classes arrive when."""
+
+    protocol: Literal["base0", "base-half", "base-step", "tasks"] = option("base0", "how classes are split into tasks")
+    phases: int = option(5, "number of parts for base0; parts after the first half for base-half", least=1)
+    base: int = option(0, "base-step: classes of the first task (0: as many as step)", least=0)
+    step: int = option(1, "base-step: classes of each further task", least=1)
+    tasks: tuple[tuple[str, ...], ...] = option((), "protocol tasks: the classes of each task, by name or number")
+    order: str | tuple[str, ...] = option("natural", "class order: natural, a seed, or all classes in a list")
+
+
+@dataclass(frozen=True)
+class NetSettings:
+    """Which network."""
+
+    backbone: str = option("resnet32", "resnet32, resnet18, small or mlp")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How accuracy is measured."""
+
+    nme_flips: bool = option(False, "average class means over exemplars and their mirror images, as iCaRL does")
+
+
+@dataclass(frozen=True)
+class _Common:
+    """Every setting but the method's own."""
+
+    method: str = option("edbl", "method to run, or path of a .py file with one")
+    preset: Literal["default", "paper", "quick"] = option("default", "where values that are not given come from")
+    seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
+    memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
+    checkpoint_seconds: float = option(5.0, "least seconds between checkpoints inside a training phase", least=0)
+    data: DataSettings = DataSettings()
+    stream: StreamSettings = StreamSettings()
+    net: NetSettings = NetSettings()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+
+@dataclass(frozen=True)
+class Recipe(_Common):
+    """Every value of a run. Make one with `Recipe.build` or `Recipe.read`; ``options`` is the method's ``Config``."""
+
+    options: object = None
+
+    @classmethod
+    def keys(cls, method: str) -> dict[str, config.Leaf]:
+        """Return all settings for a method by dotted key."""
+        return config.leaves(_Common) | config.leaves(find_method(method).Config, "options.")
+
+    @classmethod
+    def build(cls, method: str = "edbl", data: str = "digits", *, preset: str = "default", **given: object) -> Self:
+        """Return the recipe for a method on a data set; ``given`` values win over the preset's.
+
+        Keys with dots are given as ``**{"schedule.epochs": 20}``; leading parts may be left out where that is
+        unambiguous, so ``epochs=20`` is an error for two-phase methods and fine for others.
+        """
+        return cls.of({"method": method, "data.name": data, "preset": preset, **given})
+
+    @classmethod
+    def of(cls, given: Mapping[str, object]) -> Self:
+        """Return the recipe for values by dotted key; what is missing comes from preset and data set."""
+        method = str(given.get("method", "edbl"))
+        known = cls.keys(method)
+        values = {config.resolve(k, known): v for k, v in given.items()}
+        checked = {k: known[k].check(k, v) for k, v in values.items()}
+        name = str(checked.get("data.name", known["data.name"].default))
+        filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
+        preset = presets.values(
+            str(filled["preset"]), name, str(filled["stream.protocol"]), int(cast(int, filled["stream.phases"]))
+        )
+        filled |= {k: v for k, v in preset.items() if k in known} | checked
+        common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
+        options = {k: v for k, v in filled.items() if k.startswith("options.")}
+        if common.net.backbone not in BACKBONES:
+            raise unknown("backbone", common.net.backbone, BACKBONES)
+        Budget.parse(common.memory)
+        chosen = config.build(find_method(method).Config, options, "options.")
+        return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
+
+    @classmethod
+    def read(cls, path: Path, given: Mapping[str, object] | None = None) -> Self:
+        """Read a recipe file; ``given`` values win over it. The file may leave out what the preset knows."""
+        try:
+            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise EdblError(f"recipe {path} is not valid TOML: {error}") from error
+        return cls.of(_flat(tree) | dict(given or {}))
+
+    def values(self) -> dict[str, object]:
+        """Return every value by dotted key."""
+        return config.flatten(self)
+
+    def toml(self) -> str:
+        """Return the recipe as a TOML file that `read` takes back unchanged."""
+        top: list[str] = []
+        sections: dict[str, list[str]] = {}
+        for key, value in self.values().items():
+            section, _, name = key.rpartition(".")
+            line = f"{name} = {_toml(value)}"
+            (sections.setdefault(section, []) if section else top).append(line)
+        blocks = ["\n".join(top), *(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())]
+        return "\n\n".join(blocks) + "\n"
+
+
+def parse_setting(text: str) -> tuple[str, object]:
+    """Read ``KEY=VALUE`` as given to ``--set``; a value that is no TOML is taken as text."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise EdblError(f"--set {text}: write KEY=VALUE, such as schedule.epochs=20")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    # JSON writes texts, numbers and booleans as TOML does, except that TOML wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,0 +1,241 @@
+"""What a run leaves on disk, and how it is read back.
+
+A run is a folder with ``record.json`` (what was run, how it went), ``confusions.npz`` (one confusion matrix per task
+and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, if asked for, ``features.npz``.
+"""
+
+import io
+import json
+import math
+import types
+import zipfile
+import zlib
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from edbl import metrics
+from edbl.errors import EdblError
+from edbl.files import write_atomic
+
+FORMAT = 1
+READOUTS = ("cnn", "nme")
+RECORD, CONFUSIONS, FEATURES = "record.json", "confusions.npz", "features.npz"
+
+
+def _no_confusions() -> dict[str, list[metrics.Confusion]]:
+    return {readout: [] for readout in READOUTS}
+
+
+@dataclass
+class Record:
+    """One run: what was asked, where it ran, how far it came, and its confusion matrices."""
+
+    method: str
+    data: str
+    protocol: str
+    phases: int
+    memory: str
+    order: str
+    seed: int
+    recipe: dict[str, Any]
+    classes: list[str]  # names in arrival order
+    task_sizes: list[int]  # number of classes of each task
+    status: Literal["running", "done", "failed"] = "running"
+    message: str = ""  # why it failed
+    commit: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str = ""
+    started: str = ""  # ISO 8601
+    seconds: list[float] = field(default_factory=list)  # wall time of each task
+    timings: list[dict[str, float]] = field(default_factory=list)  # seconds by part, for each task
+    data_fingerprint: str = ""
+    notes: list[str] = field(default_factory=list)
+    confusions: dict[str, list[metrics.Confusion]] = field(default_factory=_no_confusions)
+
+    @property
+    def accuracy(self) -> dict[str, list[float]]:
+        """The accuracy over all classes seen, after each task, for each read-out."""
+        return {readout: metrics.accuracies(self.confusions.get(readout, [])) for readout in READOUTS}
+
+    @property
+    def average_incremental_accuracy(self) -> dict[str, float]:
+        """The mean of the accuracies, first task included, for each read-out."""
+        return {readout: metrics.average_incremental_accuracy(self.confusions.get(readout, [])) for readout in READOUTS}
+
+    @property
+    def finished(self) -> int:
+        """The number of tasks learnt and measured."""
+        return max(len(matrices) for matrices in self.confusions.values()) if self.confusions else 0
+
+
+def write(record: Record, folder: Path) -> None:
+    """Write ``record`` to ``folder``, which is made if need be."""
+    _make(folder)
+    matrices = {
+        f"{readout}_{task}": np.asarray(confusion, dtype=np.int64)
+        for readout in READOUTS
+        for task, confusion in enumerate(record.confusions.get(readout, []))
+    }
+    # The json comes last: it says how many matrices count, so a kill between the two files does no harm.
+    write_atomic(folder / CONFUSIONS, _npz(matrices))
+    stored: dict[str, Any] = {"format": FORMAT}
+    stored |= {f.name: getattr(record, f.name) for f in fields(Record) if f.name != "confusions"}
+    stored["accuracy"] = record.accuracy
+    stored["average_incremental_accuracy"] = record.average_incremental_accuracy
+    text = json.dumps(_without_nan(stored), indent=1, allow_nan=False)
+    write_atomic(folder / RECORD, (text + "\n").encode())
+
+
+def read(folder: Path) -> Record:
+    """Return the record in ``folder``."""
+    stored = _read_json(folder)
+    values = {name: _value(folder, stored, name, hint) for name, hint in _HINTS.items()}
+    values["seconds"] = [_number(seconds) for seconds in values["seconds"]]
+    values["timings"] = [{part: _number(s) for part, s in task.items()} for task in values["timings"]]
+    record = Record(**values)
+    record.confusions = _read_confusions(folder, stored, record.task_sizes)
+    if sum(record.task_sizes[: record.finished]) > len(record.classes):
+        raise _broken(folder, RECORD, "it names fewer classes than its tasks hold")
+    return record
+
+
+def write_features(folder: Path, features: ArrayLike, labels: ArrayLike) -> None:
+    """Keep features ``[n, d]`` of test images after the last task, with their classes (arrival order) ``[n]``."""
+    points, classes = np.asarray(features), np.asarray(labels, dtype=np.int64)
+    if points.ndim != 2 or classes.shape != points.shape[:1]:
+        raise ValueError(f"features must be [n, d] and labels [n], not {points.shape} and {classes.shape}")
+    small = points if points.dtype == np.float16 else points.astype(np.float32)
+    _make(folder)
+    write_atomic(folder / FEATURES, _npz({"features": small, "labels": classes}))
+
+
+def read_features(folder: Path) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Return the features ``[n, d]`` and class indices ``[n]`` kept with a run, or None where none were kept."""
+    if not (folder / FEATURES).is_file():
+        return None
+    arrays = _read_npz(folder, FEATURES, ["features", "labels"])
+    features, labels = arrays["features"], arrays["labels"]
+    if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind != "f" or labels.dtype.kind not in "iu":
+        raise _broken(folder, FEATURES, "its arrays are not features [n, d] and labels [n]")
+    if labels.shape != features.shape[:1] or (labels < 0).any():
+        raise _broken(folder, FEATURES, "its labels do not match its features")
+    return features, labels.astype(np.int64)
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdblError(f"cannot make the folder '{folder}': {error.strerror}") from error
+
+
+def _npz(arrays: dict[str, NDArray[Any]]) -> bytes:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    return buffer.getvalue()
+
+
+def _without_nan(value: Any) -> Any:
+    """Return ``value`` with null in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _read_json(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise EdblError(f"no such run folder: '{folder}'")
+    path = folder / RECORD
+    if not path.is_file():
+        raise EdblError(f"'{folder}' is not a run: it has no {RECORD}")
+    try:
+        stored = json.loads(path.read_bytes())
+    except OSError as error:
+        raise EdblError(f"cannot read '{path}': {error.strerror}") from error
+    except ValueError as error:
+        raise _broken(folder, RECORD, f"not valid JSON ({error})") from error
+    if not isinstance(stored, dict):
+        raise _broken(folder, RECORD, "not a JSON object")
+    if stored.get("format") != FORMAT:
+        raise EdblError(
+            f"'{path}' has format {stored.get('format')!r}, this edbl reads format {FORMAT}: "
+            "use the version of edbl that wrote it"
+        )
+    return stored
+
+
+def _value(folder: Path, stored: dict[str, Any], name: str, hint: Any) -> Any:
+    if name not in stored:
+        raise _broken(folder, RECORD, f"'{name}' is missing")
+    if not _fits(stored[name], hint):
+        raise _broken(folder, RECORD, f"'{name}' is not {_words(hint)}")
+    return stored[name]
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Say whether a value read from JSON is of the type ``hint``; null stands for NaN."""
+    if hint is Any:
+        return True
+    if hint is float:
+        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return value in args
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(item, args[1]) for item in value.values())
+    return isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return " or ".join(get_args(hint))
+    return str(hint) if isinstance(hint, types.GenericAlias) else str(hint.__name__)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _read_confusions(folder: Path, stored: dict[str, Any], sizes: list[int]) -> dict[str, list[metrics.Confusion]]:
+    accuracy = _value(folder, stored, "accuracy", dict[str, list[float]])
+    tasks = {readout: len(accuracy.get(readout, [])) for readout in READOUTS}
+    if max(tasks.values()) > len(sizes) or min(sizes, default=1) < 1:
+        raise _broken(folder, RECORD, "'task_sizes' does not fit its number of tasks")
+    arrays = _read_npz(folder, CONFUSIONS, [f"{r}_{task}" for r in READOUTS for task in range(tasks[r])])
+    for name, array in arrays.items():
+        seen = sum(sizes[: int(name.split("_")[1]) + 1])
+        if array.shape != (seen, seen) or array.dtype.kind not in "iu" or (array < 0).any():
+            raise _broken(folder, CONFUSIONS, f"'{name}' is not a {seen} x {seen} matrix of counts")
+    return {r: [arrays[f"{r}_{task}"].astype(np.int64) for task in range(tasks[r])] for r in READOUTS}
+
+
+def _read_npz(folder: Path, file: str, names: list[str]) -> dict[str, NDArray[Any]]:
+    if not names:
+        return {}
+    if not (folder / file).is_file():
+        raise _broken(folder, file, "the file is missing")
+    try:
+        with np.load(folder / file, allow_pickle=False) as arrays:
+            absent = [name for name in names if name not in arrays]
+            if absent:
+                raise _broken(folder, file, f"'{absent[0]}' is missing")
+            return {name: arrays[name] for name in names}
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise _broken(folder, file, f"unreadable ({error})") from error
+
+
+def _broken(folder: Path, file: str, why: str) -> EdblError:
+    return EdblError(f"broken run '{folder}': {file}: {why}; run it again or leave it out")
+
+
+_HINTS = {name: hint for name, hint in get_type_hints(Record).items() if name != "confusions"}

@@ -1,0 +1,1 @@
+"""Reports: tables, plots and one self-contained page, from records alone."""

@@ -1,0 +1,278 @@
+"""Figures as SVG text: the same records always give the same bytes.
+
+Text and axes are drawn in ``currentColor`` on no background, so a figure inside a page takes on the page's colours,
+light or dark. Names come from users' folders: they are shortened and never read as formulas.
+"""
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from edbl.errors import EdblError
+from edbl.files import write_atomic
+from edbl.metrics import Confusion
+from edbl.report.tables import Group
+
+# Okabe and Ito's palette without black and yellow, which vanish on a dark or on a light page.
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = "osD^vPX*"
+# Paul Tol's muted palette, indigo lightened for dark pages: ten classes, told apart by colour-blind readers too.
+CLASSES = (
+    "#5566CC",
+    "#CC6677",
+    "#117733",
+    "#DDCC77",
+    "#88CCEE",
+    "#AA4499",
+    "#44AA99",
+    "#882255",
+    "#999933",
+    "#909090",
+)
+HEAT = "#2F7FD0"
+INK = "#010203"  # replaced by currentColor in the finished SVG
+NAMED = 20  # class names are written up to this many classes
+NUMBERED = 12  # and numbers into the cells of a confusion matrix up to this many
+TSNE_POINTS = 1000
+
+
+def accuracy_curves(groups: Sequence[Group]) -> str:
+    """Draw accuracy against classes seen: CNN solid, NME dashed, a band for the spread over runs."""
+    return _svg(_curves_figure(groups, INK))
+
+
+def save_curves(groups: Sequence[Group], path: Path) -> None:
+    """Write the accuracy curves, dark on white, to ``path``: an ``.svg`` or a ``.png`` file."""
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in ("svg", "png"):
+        raise EdblError(f"cannot write a figure to '{path}': end its name in .svg or .png")
+    figure = _curves_figure(groups, "#222222")
+    figure.patch.set(facecolor="white", alpha=1)
+    write_atomic(path, _bytes(figure, kind))
+
+
+def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence[int]) -> str:
+    """Draw a confusion matrix, each row as shares of its true class, with lines between tasks."""
+    seen = len(confusion)
+    images = confusion.sum(axis=1, keepdims=True)
+    shares = confusion / np.maximum(images, 1)  # [seen, seen]
+    figure, axes = _figure(4.6, 4.4, INK)
+    # From clear to full, not from white: the page's own background is the zero.
+    heat = LinearSegmentedColormap.from_list("heat", [(HEAT, 0.0), (HEAT, 1.0)])
+    axes.grid(visible=False)
+    axes.imshow(shares, cmap=heat, vmin=0, vmax=1, interpolation="none")
+    for edge in np.cumsum(task_sizes)[:-1]:
+        if edge < seen:
+            axes.axhline(edge - 0.5, color=INK, linewidth=0.8)
+            axes.axvline(edge - 0.5, color=INK, linewidth=0.8)
+    if seen <= NUMBERED:
+        for row, column in zip(*np.nonzero(confusion), strict=True):
+            share = f"{100 * shares[row, column]:.0f}"
+            axes.text(column, row, share, ha="center", va="center", color=INK, fontsize=7)
+    if seen <= NAMED:
+        names = [_plain(name) for name in classes[:seen]]
+        axes.set_xticks(range(seen), names, rotation=90 if max(map(len, names), default=0) > 3 else 0, parse_math=False)
+        axes.set_yticks(range(seen), names, parse_math=False)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("true class, in order of arrival")
+    return _svg(figure)
+
+
+def tsne(features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int]) -> str:
+    """Draw features in two dimensions: one colour per class, circles for old tasks, triangles for the newest."""
+    keep = even_subset(labels, TSNE_POINTS)
+    keep = keep[np.isfinite(features[keep].astype(np.float32)).all(axis=1)]
+    points, labels = _embed(features[keep].astype(np.float32)), labels[keep]
+    old = sum(task_sizes[:-1])
+    figure, axes = _figure(4.6, 4.4, INK)
+    axes.set(xticks=[], yticks=[], aspect="equal")
+    axes.set_box_aspect(1)
+    axes.set_adjustable("datalim")
+    axes.spines[:].set(visible=True)
+    axes.grid(visible=False)
+    if len(points) == 0:
+        axes.text(0.5, 0.5, "too few finite features", transform=axes.transAxes, ha="center", color=INK)
+    handles = []
+    for label in np.unique(labels):
+        style: dict[str, Any] = {"marker": "o" if label < old else "^", "color": _class_colour(label, len(classes))}
+        here = points[labels == label]
+        axes.plot(*here.T, linestyle="", markersize=4, alpha=0.75, markeredgewidth=0, **style)
+        handles.append(Line2D([], [], linestyle="", markersize=5, **style))
+    if 0 < len(handles) <= NAMED:
+        names = [_plain(classes[label]) for label in np.unique(labels)]
+        _legend(axes, handles, names, columns=5 if max(map(len, names)) <= 6 else 3)
+    return _svg(figure)
+
+
+def timings(groups: Sequence[Group]) -> str:
+    """Draw where the time of a run went: one bar per group, one piece per part."""
+    spent = [group.parts() for group in groups]
+    parts = list(dict.fromkeys(part for one in spent for part in one if part != "other"))
+    parts += ["other"] if any("other" in one for one in spent) else []
+    figure, axes = _figure(7.2, 1.1 + 0.32 * len(groups), INK)
+    left = np.zeros(len(groups))
+    unit, name = _time_unit(max((sum(one.values()) for one in spent), default=0.0))
+    for index, part in enumerate(parts):
+        width = np.array([one.get(part, 0.0) for one in spent]) / unit
+        colour = "#909090" if part == "other" else LINES[index % len(LINES)]
+        axes.barh(range(len(groups)), width, left=left, height=0.62, color=colour)
+        left += width
+    axes.set_yticks(range(len(groups)), [_plain(group.label, 44) for group in groups], parse_math=False)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(f"{name} for the tasks finished")
+    if parts:
+        _legend(axes, list(axes.containers), parts, columns=6, gap=0.5)
+    return _svg(figure)
+
+
+def colours(groups: Sequence[Group]) -> list[str]:
+    """Return the colour of each group in the curves."""
+    return [LINES[index % len(LINES)] for index in range(len(groups))]
+
+
+def even_subset(labels: NDArray[Any], most: int) -> NDArray[np.int64]:
+    """Return the indices of at most ``most`` points, as equally many of each class as there are."""
+    rank = np.empty(len(labels), dtype=np.int64)  # how many of its class come before a point
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
+        rank[places] = np.arange(len(places))
+    first = np.argsort(rank, kind="stable")[:most]
+    return np.sort(first)
+
+
+def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
+    figure, axes = _figure(7.2, 4.0 + 0.2 * math.ceil(len(groups) / 2), ink)
+    shown = [(group, colour) for group, colour in zip(groups, colours(groups), strict=True) if group.readouts]
+    lowest = 1.0
+    handles = [Line2D([], [], color=ink, linestyle=style) for style in ("-", "--")]
+    for index, (group, colour) in enumerate(shown):
+        marker = MARKERS[index % len(MARKERS)]
+        handles.append(Line2D([], [], color=colour, marker=marker, markersize=4))
+        for readout in group.readouts:
+            stats = group.accuracy(readout)
+            mean = np.array([stat.mean for stat in stats])
+            spread = np.nan_to_num([stat.spread for stat in stats])
+            lowest = min([lowest, *(mean - spread)[~np.isnan(mean)]])
+            style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "-" if readout == "cnn" else "--"}
+            axes.plot(group.seen, 100 * mean, markersize=4, linewidth=1.6, **style)
+            if spread.any():
+                low, high = 100 * (mean - spread), 100 * (mean + spread)
+                axes.fill_between(group.seen, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_ylim(max(0, 10 * math.floor(10 * lowest - 0.3)), 101)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ticks = sorted({seen for group, _ in shown for seen in group.seen})
+    if 0 < len(ticks) <= 12:
+        axes.set_xticks(ticks)
+    axes.set_xlabel("classes seen")
+    axes.set_ylabel("accuracy, %")
+    _legend(axes, handles, ["CNN", "NME", *(_plain(group.label, 52) for group, _ in shown)], columns=2, gap=0.5)
+    return figure
+
+
+def _figure(width: float, height: float, ink: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.patch.set_alpha(0)
+    axes = figure.add_subplot()
+    axes.patch.set_alpha(0)
+    axes.tick_params(colors=ink, labelsize=8, width=0.6, length=2.5)
+    axes.grid(color=ink, alpha=0.15, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side, spine in axes.spines.items():
+        spine.set(edgecolor=ink, linewidth=0.6, visible=side in ("left", "bottom"))
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(color=ink, fontsize=9)
+    return figure, axes
+
+
+def _legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], columns: int, gap: float = 0.2) -> None:
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    legend: Legend = figure.legend(
+        list(handles),
+        [""] * len(handles),
+        loc="outside lower center",
+        ncols=min(columns, len(handles)),
+        fontsize=8,
+        frameon=False,
+        borderaxespad=gap,
+        handletextpad=0.4,
+        columnspacing=1.2,
+    )
+    # Set afterwards, because a legend drops names that begin with an underscore.
+    for text, name in zip(legend.get_texts(), names, strict=True):
+        text.set(text=name, color=axes.xaxis.label.get_color(), parse_math=False)
+
+
+def _class_colour(label: int, classes: int) -> Any:
+    if classes <= len(CLASSES):
+        return CLASSES[label]
+    # Too many for names: arrival order runs along a scale without its darkest and lightest ends.
+    return matplotlib.colormaps["viridis"](0.1 + 0.8 * label / (classes - 1))
+
+
+def _embed(features: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return t-SNE coordinates ``[n, 2]`` of ``features``; nothing where there are too few of them."""
+    from sklearn.manifold import TSNE  # takes a second to import, and most commands never draw
+
+    count = len(features)
+    if count < 4:
+        return np.zeros((0, 2), dtype=np.float32)
+    centred = features - features.mean(axis=0)
+    left, scale, _ = np.linalg.svd(centred.astype(np.float64), full_matrices=False)
+    rank = int((scale > 1e-6 * max(scale[0], 1e-12)).sum()) if scale[0] > 0 else 0
+    start = np.random.default_rng(0).normal(size=(count, 2))
+    start[:, : min(rank, 2)] = left[:, : min(rank, 2)] * math.sqrt(count)
+    reduced = (left * scale)[:, : max(1, min(rank, 50))]
+    perplexity = min(30.0, (count - 1) / 3)
+    embedding = TSNE(perplexity=perplexity, init=1e-4 * start.astype(np.float32), random_state=0, n_jobs=1)
+    # t-SNE meets at a barrier many times a second: on a busy machine several threads take ten times as long as one.
+    with import_module("threadpoolctl").threadpool_limits(limits=1):
+        return np.asarray(embedding.fit_transform(reduced.astype(np.float32)), dtype=np.float32)
+
+
+def _time_unit(seconds: float) -> tuple[float, str]:
+    if seconds >= 2 * 3600:
+        return 3600.0, "hours"
+    return (60.0, "minutes") if seconds >= 180 else (1.0, "seconds")
+
+
+def _plain(name: str, longest: int = 24) -> str:
+    """Return ``name`` on one line, printable and not too long."""
+    line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def _bytes(figure: Figure, kind: str) -> bytes:
+    # A fixed salt and no date: the same records give the same file. Text stays text, which keeps it light.
+    settings: dict[Any, Any] = {"svg.hashsalt": "edbl", "svg.fonttype": "none"}
+    nameless: dict[str, Any] = dict.fromkeys(("Date", "Creator", "Format", "Type") if kind == "svg" else ("Software",))
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        # Class names may be in any script; the reader's fonts have the letters that ours lack.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure.savefig(buffer, format=kind, dpi=160, metadata=nameless)
+    return buffer.getvalue()
+
+
+def _svg(figure: Figure) -> str:
+    text = _bytes(figure, "svg").decode()
+    text = text[text.index("<svg") :]
+    return re.sub(rf"(fill|stroke): {INK}", r"\1: currentColor", text)
