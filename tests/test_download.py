@@ -127,7 +127,9 @@ def test_fetch_goes_on_after_a_broken_connection(server: Server, tmp_path: Path)
 
 def test_fetch_removes_what_has_a_wrong_checksum(server: Server, tmp_path: Path) -> None:
     wrong = replace(remote(server.url, "file.bin"), md5="0" * 32)
-    with pytest.raises(EdblError, match=r"not the official file: its md5 sum is [0-9a-f]{32}, not 0{32}\nit was removed"):
+    with pytest.raises(
+        EdblError, match=r"not the official file: its md5 sum is [0-9a-f]{32}, not 0{32}\nit was removed"
+    ):
         download.fetch(wrong, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

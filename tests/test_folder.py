@@ -414,7 +414,9 @@ def test_in_threads_keeps_the_order_and_passes_errors_on() -> None:
         in_threads(lambda n: 1 // n, range(20), "reciprocals")
 
 
-def test_in_threads_shows_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_threads_shows_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(folder_module, "PATIENCE", -1.0)
     in_threads(lambda n: n, range(3), "reading images")

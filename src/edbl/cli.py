@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from edbl.errors import EdblError, unknown
 
 if TYPE_CHECKING:
+    from edbl.data.datasets import Source
     from edbl.engine.progress import Bars
 
 app = typer.Typer(
@@ -33,15 +35,11 @@ def main() -> None:
     try:
         app()
     except EdblError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {_plain(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; `edbl resume RUN` goes on with a run", highlight=False)
         sys.exit(130)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 @app.command()
@@ -162,9 +160,9 @@ def list_(what: Annotated[Literal["methods", "data", "recipes"], typer.Argument(
 @data_app.command()
 def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
     """Download a data set, resuming what was begun, and check it."""
-    from edbl.data import datasets, download
+    from edbl.data import download
 
-    for remote in datasets.source(name).files:
+    for remote in _source(name).files:
         console.print(f"{download.fetch(remote, download.data_dir(data_dir))} is complete", highlight=False)
 
 
@@ -173,7 +171,7 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
     """Check a data set's files against their published checksums, and that it loads."""
     from edbl.data import datasets, download
 
-    for remote in datasets.source(name).files:
+    for remote in _source(name).files:
         download.verify(remote, download.data_dir(data_dir))
     dataset = datasets.load(name, data_dir)
     console.print(
@@ -181,6 +179,14 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
         f"{len(dataset.classes)} classes",
         highlight=False,
     )
+
+
+def _source(name: str) -> "Source":
+    from edbl.data.datasets import DATASETS
+
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    return DATASETS[name]
 
 
 @contextmanager

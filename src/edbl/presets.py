@@ -28,6 +28,7 @@ PAPER = {
     "optim.nesterov": False,
     "optim.warmup": 0,
     "optim.weight_decay": 2e-4,
+    "options.counts": "raw",
     "options.kd_scale": "none",
     "options.max_rounds": 0,
     "options.factor_over": "all",
@@ -44,8 +45,9 @@ def values(preset: str, data: str, protocol: str, phases: int) -> dict[str, obje
     train, balance = TINY if data == "tiny-imagenet" else CIFAR
     if preset == "paper":
         return found | PAPER | _schedules(train, balance)
-    if data == "digits":
+    if data == "digits":  # a hundred times fewer images than CIFAR: smaller batches, fewer epochs
         train, balance = train.scaled(30), balance.scaled(20)
+        found |= {"optim.batch": 32, "options.min_old": 8}
     if preset == "quick":
         train, balance = train.scaled(6), balance.scaled(4)
         found["optim.warmup"] = 1

@@ -225,7 +225,8 @@ def _read_npz(folder: Path, file: str, names: list[str]) -> dict[str, NDArray[An
     if not (folder / file).is_file():
         raise _broken(folder, file, "the file is missing")
     try:
-        with np.load(folder / file, allow_pickle=False) as arrays:
+        # Read first: numpy does not close a damaged file that it opened itself.
+        with np.load(io.BytesIO((folder / file).read_bytes()), allow_pickle=False) as arrays:
             absent = [name for name in names if name not in arrays]
             if absent:
                 raise _broken(folder, file, f"'{absent[0]}' is missing")

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from edbl.data import download
@@ -180,6 +179,8 @@ def load_sklearn_digits(folder: Path) -> Dataset:
 
     They come without a test split: in each class, in order, every 5th image is a test image.
     """
+    from sklearn.datasets import load_digits  # here, because it takes a second that nobody else should wait
+
     values, labels = load_digits(return_X_y=True)
     x = torch.from_numpy(np.round(values * 255 / 16).astype(np.uint8)).reshape(-1, 1, 8, 8)
     y = torch.from_numpy(labels.astype(np.int64))  # [n]

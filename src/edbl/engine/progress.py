@@ -6,6 +6,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from torch import Tensor
@@ -37,13 +38,14 @@ class Bars(Progress):
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
-        self._title = self._phase = ""
-        self._tasks = self._task = self._epochs = self._phase_epochs = self._epoch = self._steps = self._images = 0
-        self._done = self._phase_start = 0
-        self._step = 0
+        self._title, self._tasks, self._epochs = "", 0, 0  # of the run
+        self._task, self._phase, self._phase_epochs = 0, "", 0  # of the phase
+        self._before = 0  # epochs of the run that were done when the phase began, those not trained now included
+        self._start = self._epoch = 0  # epochs of the phase: not trained now, and done
+        self._step, self._steps, self._images = 0, 1, 0
         self._loss = float("nan")
-        self._looked = self._pace_from = time.monotonic()
+        self._looked = self._began = time.monotonic()
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -57,16 +59,16 @@ class Bars(Progress):
 
     def run(self, title: str, tasks: int, epochs: int, done: int) -> None:
         """Announce a run."""
-        self._title, self._tasks, self._epochs, self._done = title, tasks, epochs, done
-        self._phase, self._phase_epochs = "", 0
+        self._title, self._tasks, self._epochs, self._before = title, tasks, epochs, done
+        self._phase_epochs = self._start = self._epoch = self._step = 0
 
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""
-        self._done += done + self._epoch - self._phase_start
+        self._before += self._epoch
         self._task, self._phase, self._phase_epochs = task, name, epochs
-        self._epoch = self._phase_start = done
-        self._step = self._steps = self._images = 0
-        self._pace_from = time.monotonic()
+        self._start = self._epoch = done
+        self._step = self._images = 0
+        self._began = time.monotonic()
 
     def epoch(self, epoch: int, steps: int) -> None:
         """Announce an epoch."""
@@ -76,32 +78,30 @@ class Bars(Progress):
         """Count a step."""
         self._step = number + 1
         self._images += images
-        if self._step == self._steps:
-            self._epoch += 1
-            self._step = 0
         now = time.monotonic()
         if now - self._looked > REFRESH:
             self._loss, self._looked = float(losses[number]), now
+        if self._step == self._steps:
+            self._epoch, self._step = self._epoch + 1, 0
 
     def say(self, message: str) -> None:
         """Print a line above the bars."""
         self.console.print(message, highlight=False)
 
     def _render(self) -> Table:
-        trained = self._epoch - self._phase_start + self._step / max(self._steps, 1)
-        elapsed = max(time.monotonic() - self._pace_from, 1e-6)
-        left = elapsed / trained * (self._epochs - self._done - trained) if trained else None
+        done = self._epoch + self._step / self._steps  # epochs of this phase
+        trained, elapsed = done - self._start, max(time.monotonic() - self._began, 1e-6)
+        left = elapsed / trained * (self._epochs - self._before - done) if trained else None
         table = Table.grid(padding=(0, 1))
         table.add_row(
-            f"[bold]{self._title}[/bold]",
-            ProgressBar(total=max(self._epochs, 1), completed=self._done + trained, width=30),
+            f"[bold]{escape(self._title)}[/bold]",
+            ProgressBar(total=max(self._epochs, 1), completed=self._before + done, width=30),
             f"task {self._task + 1}/{self._tasks}",
             f"time left {_clock(left)}" if left is not None else "",
         )
         if self._phase_epochs:
-            done = self._epoch + self._step / max(self._steps, 1)
             table.add_row(
-                self._phase,
+                escape(self._phase),
                 ProgressBar(total=self._phase_epochs, completed=done, width=30),
                 f"epoch {min(self._epoch + 1, self._phase_epochs)}/{self._phase_epochs}",
                 f"loss {self._loss:.4f}  {self._images / elapsed:,.0f} images/s",

@@ -84,7 +84,7 @@ def _inputs(shape: Sequence[int]) -> int:
 BACKBONES: dict[str, Callable[[Sequence[int]], Backbone]] = {
     "resnet32": lambda shape: ResNet(shape[0], (16, 32, 64), blocks=5, project=False),
     "resnet18": lambda shape: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True),
-    "small": lambda shape: ResNet(shape[0], (32, 64), blocks=1, project=False),
+    "small": lambda shape: ResNet(shape[0], (16, 32), blocks=1, project=False),
     "mlp": lambda shape: MLP(_inputs(shape)),
 }
 

@@ -69,6 +69,7 @@ def _contents(runs: Sequence[Run]) -> dict[str, Any]:
         "unfinished": [run for run in runs if run.record.status != "done"],
         "sections": [_section(part, draw) for part in together.values()],
         "metrics": METRICS,
+        "numbered": plots.NUMBERED,
         "runs": runs,
         "environments": _environments(runs),
         "data_name": data_name,
@@ -116,6 +117,7 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
         "tasks": tasks,
         "accuracy": [_accuracy_cells(group, len(tasks)) for group in found],
         "summary": _summary_cells(found),
+        "true_share": _true_share(found),
         "curves": draw(plots.accuracy_curves(found), "Accuracy against classes seen") if measured else None,
         "matrices": [_matrices(group) for group in measured],
         "confusions": [_confusions(group, runs, draw) for group in measured],
@@ -172,19 +174,18 @@ def _summary_cells(found: Sequence[Group]) -> list[dict[str, list[tuple[str, boo
     for group in found:
         cells: dict[str, list[tuple[str, bool]]] = {}
         for readout in group.readouts:
-            stats = [(metric, group.metric(readout, metric.key)) for metric in METRICS]
+            stats = {metric.key: group.metric(readout, metric.key) for metric in METRICS}
             cells[readout] = [
-                (_metric_text(group, metric, stat.percent(DIGITS)), group.complete and stat.mean == best[metric.key])
-                for metric, stat in stats
+                (stat.percent(DIGITS), group.complete and stat.mean == best[key]) for key, stat in stats.items()
             ]
         rows.append(cells)
     return rows
 
 
-def _metric_text(group: Group, metric: Metric, text: str) -> str:
-    if metric.key != "share_predicted_new" or math.isnan(group.true_share_new):
-        return text
-    return f"{text} of {100 * group.true_share_new:.1f}"
+def _true_share(found: Sequence[Group]) -> str:
+    """Return what the share predicted as new would be without bias."""
+    shares = {f"{100 * group.true_share_new:.1f}" for group in found if group.complete and group.readouts}
+    return " or ".join(sorted(shares))
 
 
 def _best(found: Sequence[Group], metric: Metric) -> float | None:
@@ -235,8 +236,10 @@ def _run_of(record: Record, runs: Sequence[Run]) -> Run:
 def _recipes(found: Sequence[Group]) -> dict[str, Any]:
     recipes = [flat(group.first.recipe) for group in found]
     different = differing(recipes)
+    # A method's own options would fill the table with gaps; they are marked in the whole recipe.
+    common = [key for key in different if len({recipe[key] for recipe in recipes if key in recipe}) > 1]
     return {
-        "different": [(key, [recipe.get(key, DASH) for recipe in recipes]) for key in different],
+        "different": [(key, [recipe.get(key, DASH) for recipe in recipes]) for key in common],
         "whole": [[(key, value, key in different) for key, value in recipe.items()] for recipe in recipes],
     }
 

@@ -17,7 +17,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
@@ -76,7 +76,9 @@ def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence
     # From clear to full, not from white: the page's own background is the zero.
     heat = LinearSegmentedColormap.from_list("heat", [(HEAT, 0.0), (HEAT, 1.0)])
     axes.grid(visible=False)
-    axes.imshow(shares, cmap=heat, vmin=0, vmax=1, interpolation="none")
+    # Among many classes the single mistakes are rare: the root makes them visible.
+    scale = PowerNorm(1.0 if seen <= NUMBERED else 0.5, vmin=0, vmax=1)
+    axes.imshow(shares, cmap=heat, norm=scale, interpolation="none")
     for edge in np.cumsum(task_sizes)[:-1]:
         if edge < seen:
             axes.axhline(edge - 0.5, color=INK, linewidth=0.8)
@@ -98,7 +100,8 @@ def tsne(features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], t
     """Draw features in two dimensions: one colour per class, circles for old tasks, triangles for the newest."""
     keep = even_subset(labels, TSNE_POINTS)
     keep = keep[np.isfinite(features[keep].astype(np.float32)).all(axis=1)]
-    points, labels = _embed(features[keep].astype(np.float32)), labels[keep]
+    points = _embed(features[keep].astype(np.float32))
+    labels = labels[keep][: len(points)]
     old = sum(task_sizes[:-1])
     figure, axes = _figure(4.6, 4.4, INK)
     axes.set(xticks=[], yticks=[], aspect="equal")
@@ -230,22 +233,28 @@ def _class_colour(label: int, classes: int) -> Any:
 
 def _embed(features: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return t-SNE coordinates ``[n, 2]`` of ``features``; nothing where there are too few of them."""
+    if len(features) < 4:
+        return np.zeros((0, 2), dtype=np.float32)
+    # t-SNE meets at a barrier many times a second: on a busy machine several threads take ten times as long as one.
+    with import_module("threadpoolctl").threadpool_limits(limits=1):
+        return _tsne(features)
+
+
+def _tsne(features: NDArray[np.float32]) -> NDArray[np.float32]:
     from sklearn.manifold import TSNE  # takes a second to import, and most commands never draw
 
     count = len(features)
-    if count < 4:
-        return np.zeros((0, 2), dtype=np.float32)
-    centred = features - features.mean(axis=0)
-    left, scale, _ = np.linalg.svd(centred.astype(np.float64), full_matrices=False)
-    rank = int((scale > 1e-6 * max(scale[0], 1e-12)).sum()) if scale[0] > 0 else 0
+    centred = (features - features.mean(axis=0)).astype(np.float64)
+    left, scale, _ = np.linalg.svd(centred, full_matrices=False)
+    rank = int((scale > 1e-6 * scale[0]).sum())
+    # Principal components make a good start; noise stands in for those that features without spread do not have.
     start = np.random.default_rng(0).normal(size=(count, 2))
     start[:, : min(rank, 2)] = left[:, : min(rank, 2)] * math.sqrt(count)
     reduced = (left * scale)[:, : max(1, min(rank, 50))]
-    perplexity = min(30.0, (count - 1) / 3)
-    embedding = TSNE(perplexity=perplexity, init=1e-4 * start.astype(np.float32), random_state=0, n_jobs=1)
-    # t-SNE meets at a barrier many times a second: on a busy machine several threads take ten times as long as one.
-    with import_module("threadpoolctl").threadpool_limits(limits=1):
-        return np.asarray(embedding.fit_transform(reduced.astype(np.float32)), dtype=np.float32)
+    embedding = TSNE(
+        perplexity=min(30.0, (count - 1) / 3), init=1e-4 * start.astype(np.float32), random_state=0, n_jobs=1
+    )
+    return np.asarray(embedding.fit_transform(reduced.astype(np.float32)), dtype=np.float32)
 
 
 def _time_unit(seconds: float) -> tuple[float, str]:

@@ -70,7 +70,7 @@ METRICS = (
         "Predicted new",
         "",
         "after the last task, share of all test images predicted as one of its own classes; without bias it equals the "
-        "true share, given beside it",
+        "true share, given below the table",
     ),
 )
 

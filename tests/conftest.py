@@ -1,0 +1,40 @@
+"""What all tests share: one thread, and the command line in this process."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Cli = Callable[..., Finished]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command as a user would and return exit code and output."""
+    from edbl.cli import main
+
+    def run(*arguments: object) -> Finished:
+        monkeypatch.setattr(sys, "argv", ["edbl", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return Finished(code, *capsys.readouterr())
+
+    return run

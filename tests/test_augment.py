@@ -1,0 +1,176 @@
+from collections import Counter
+
+import pytest
+import torch
+from torch import Generator, Tensor
+
+from edbl.data.augment import Transform
+
+CPU = torch.device("cpu")
+MEAN, STD = (0.3, 0.5, 0.7), (0.2, 0.25, 0.4)
+
+
+def seeded(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+def transform(augment: str, pad: int = 2, channels: int = 3) -> Transform:
+    return Transform.of(augment, pad, MEAN[:channels], STD[:channels], CPU)
+
+
+def levels(x: Tensor) -> Tensor:
+    """Undo the normalisation: return the 0..255 levels of images that went through a transform."""
+    channels = x.shape[1]
+    mean, std = (torch.tensor(v[:channels]).view(-1, 1, 1) for v in (MEAN, STD))
+    raw = (x * std + mean) * 255
+    whole = raw.round()
+    assert (raw - whole).abs().max() < 1e-2
+    return whole.to(torch.uint8)
+
+
+def distinct_images(n: int, channels: int, height: int, width: int) -> Tensor:
+    """Return images without two equal or black pixels in a channel, so that any shift or mirroring shows."""
+    generator = seeded(9)
+    images = torch.empty(n, channels, height, width, dtype=torch.uint8)
+    for k in range(n):
+        for c in range(channels):
+            pixels = 1 + torch.randperm(255, generator=generator)[: height * width]
+            images[k, c] = pixels.view(height, width).to(torch.uint8)
+    return images
+
+
+def variants(image: Tensor, pad: int) -> dict[tuple[int, int, bool], Tensor]:
+    """Return every crop of the black-padded image and its mirror image, by offset of rows and columns."""
+    channels, height, width = image.shape
+    padded = torch.zeros(channels, height + 2 * pad, width + 2 * pad, dtype=torch.uint8)
+    padded[:, pad : pad + height, pad : pad + width] = image
+    found = {}
+    for row in range(2 * pad + 1):
+        for column in range(2 * pad + 1):
+            crop = padded[:, row : row + height, column : column + width]
+            mirrored = crop.clone()
+            for j in range(width):
+                mirrored[:, :, j] = crop[:, :, width - 1 - j]
+            found[row, column, False], found[row, column, True] = crop, mirrored
+    return found
+
+
+def recover(images: Tensor, changed: Tensor, pad: int) -> list[tuple[int, int, bool]]:
+    """Return what happened to each image, by trying everything that could have."""
+    happened = []
+    for image, result in zip(images, changed, strict=True):
+        fits = [how for how, variant in variants(image, pad).items() if torch.equal(variant, result)]
+        assert len(fits) == 1
+        happened += fits
+    return happened
+
+
+def recover_one(image: Tensor, changed: Tensor, pad: int) -> Counter[tuple[int, int, bool]]:
+    """Return how often each thing happened to many copies of one image."""
+    known = {variant.numpy().tobytes(): how for how, variant in variants(image, pad).items()}
+    return Counter(known[result.numpy().tobytes()] for result in changed)
+
+
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 8, 8), (1, 8, 8), (3, 5, 9), (2, 9, 4)])
+@pytest.mark.parametrize("pad", [1, 3])
+def test_crop_and_flip_are_a_crop_and_a_flip(channels: int, height: int, width: int, pad: int) -> None:
+    images = distinct_images(60, channels, height, width)
+    changed = transform("crop-flip", pad, channels).augment(images, seeded())
+    assert changed.shape == images.shape
+    happened = recover(images, levels(changed), pad)
+    assert len(set(happened)) > 10
+
+
+def test_all_offsets_and_both_mirror_states_occur_evenly() -> None:
+    pad, n = 2, 2500
+    images = distinct_images(1, 1, 6, 6).expand(n, -1, -1, -1)
+    happened = recover_one(images[0], levels(transform("crop-flip", pad, 1).augment(images, seeded())), pad)
+    assert len(happened) == 2 * (2 * pad + 1) ** 2  # 50 of each are to be expected
+    assert all(20 <= count <= 85 for count in happened.values())
+    flipped = sum(count for (_, _, mirrored), count in happened.items() if mirrored)
+    assert abs(flipped - n / 2) < 5 * (n / 4) ** 0.5
+
+
+def test_padding_of_4_as_in_the_paper() -> None:
+    n = 6000
+    images = distinct_images(1, 1, 10, 10).expand(n, -1, -1, -1)
+    happened = recover_one(images[0], levels(transform("crop", 4, 1).augment(images, seeded())), 4)
+    assert {(row, column) for row, column, _ in happened} == {(r, c) for r in range(9) for c in range(9)}
+
+
+def test_crop_alone_never_mirrors() -> None:
+    images = distinct_images(100, 3, 7, 7)
+    happened = recover(images, levels(transform("crop").augment(images, seeded())), 2)
+    assert not any(mirrored for _, _, mirrored in happened)
+    assert len({row for row, _, _ in happened}) == len({column for _, column, _ in happened}) == 5
+
+
+@pytest.mark.parametrize("width", [4, 7])
+def test_flip_alone_never_shifts(width: int) -> None:
+    images = distinct_images(100, 3, 5, width)
+    happened = recover(images, levels(transform("flip", pad=2).augment(images, seeded())), 2)
+    assert set(happened) == {(2, 2, False), (2, 2, True)}
+
+
+def test_crop_without_padding_changes_nothing() -> None:
+    images = distinct_images(20, 3, 5, 5)
+    assert torch.equal(levels(transform("crop", pad=0).augment(images, seeded())), images)
+
+
+def test_padding_is_black_before_normalisation() -> None:
+    white = torch.full((300, 3, 6, 6), 255, dtype=torch.uint8)
+    changed = transform("crop-flip", 2).augment(white, seeded())
+    for c in range(3):
+        black, full = (0 - MEAN[c]) / STD[c], (1 - MEAN[c]) / STD[c]
+        values = changed[:, c].unique()
+        torch.testing.assert_close(values, torch.tensor([black, full]))
+
+
+@pytest.mark.parametrize("augment", ["none", "crop-flip", "flip"])
+def test_normalise_is_per_channel(augment: str) -> None:
+    images = distinct_images(4, 3, 5, 6)
+    normal = transform(augment).normalise(images)
+    assert normal.dtype == torch.float32
+    for k in range(4):
+        for c in range(3):
+            expected = (images[k, c].float() / 255 - MEAN[c]) / STD[c]
+            torch.testing.assert_close(normal[k, c], expected)
+
+
+def test_none_is_pure_normalisation() -> None:
+    images = distinct_images(30, 3, 5, 5)
+    plain, generator = transform("none"), seeded()
+    before = generator.get_state()
+    assert torch.equal(plain.augment(images, generator), plain.normalise(images))
+    assert torch.equal(generator.get_state(), before)
+
+
+def test_statistics_of_one_channel_serve_all() -> None:
+    images = distinct_images(3, 3, 4, 4)
+    normal = Transform.of("none", 0, (0.5,), (0.25,), CPU).normalise(images)
+    torch.testing.assert_close(normal, (images.float() / 255 - 0.5) / 0.25)
+
+
+@pytest.mark.parametrize("augment", ["crop-flip", "crop", "flip", "none"])
+def test_vectors_pass_unchanged(augment: str) -> None:
+    vectors = torch.randn(7, 12, generator=seeded())
+    assert torch.equal(transform(augment).augment(vectors, seeded()), vectors)
+    assert torch.equal(transform(augment).normalise(vectors), vectors)
+
+
+def test_images_are_changed_independently_and_by_seed() -> None:
+    images = distinct_images(1, 1, 6, 6).expand(200, -1, -1, -1)
+    change = transform("crop-flip", 2, 1)
+    first, again, other = (change.augment(images, seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert len(first.unique(dim=0)) > 40
+    generator = seeded(1)
+    assert not torch.equal(change.augment(images, generator), change.augment(images, generator))
+
+
+def test_input_is_left_alone() -> None:
+    images = distinct_images(5, 3, 6, 6)
+    before = images.clone()
+    transform("crop-flip").augment(images, seeded())
+    assert torch.equal(images, before)

@@ -1,0 +1,155 @@
+import math
+
+import numpy as np
+import pytest
+
+from edbl import metrics
+
+# Three tasks of 2, 1 and 3 classes, worked by hand.
+SIZES = [2, 1, 3]
+FIRST = np.array([[8, 2], [1, 9]])
+SECOND = np.array([[6, 1, 3], [0, 5, 5], [1, 0, 9]])
+THIRD = np.array(
+    [
+        [4, 0, 0, 3, 3, 0],
+        [0, 2, 0, 8, 0, 0],
+        [0, 0, 5, 0, 0, 5],
+        [0, 0, 0, 10, 0, 0],
+        [0, 0, 0, 1, 9, 0],
+        [1, 1, 0, 0, 0, 8],
+    ]
+)
+RUN = [FIRST, SECOND, THIRD]
+
+
+def perfect(seen: int) -> metrics.Confusion:
+    return np.eye(seen, dtype=np.int64) * 7
+
+
+def test_accuracy_pools_images() -> None:
+    assert metrics.accuracies(RUN) == pytest.approx([17 / 20, 20 / 30, 38 / 60])
+    assert metrics.accuracy(np.array([[90, 10], [1, 0]])) == pytest.approx(90 / 101)
+
+
+def test_averages_with_and_without_the_first_task() -> None:
+    assert metrics.average_incremental_accuracy(RUN) == pytest.approx((0.85 + 2 / 3 + 38 / 60) / 3)
+    assert metrics.average_without_first(RUN) == pytest.approx((2 / 3 + 38 / 60) / 2)
+    assert metrics.last_accuracy(RUN) == pytest.approx(38 / 60)
+
+
+def test_task_matrix_follows_the_real_task_sizes() -> None:
+    nan = math.nan
+    expected = [[17 / 20, nan, nan], [11 / 20, 9 / 10, nan], [6 / 20, 5 / 10, 27 / 30]]
+    np.testing.assert_allclose(metrics.task_matrix(RUN, SIZES), expected)
+
+
+def test_forgetting_and_backward_transfer_of_three_tasks() -> None:
+    assert metrics.forgetting(RUN, SIZES) == pytest.approx(((0.85 - 0.3) + (0.9 - 0.5)) / 2)
+    assert metrics.backward_transfer(RUN, SIZES) == pytest.approx(((0.3 - 0.85) + (0.5 - 0.9)) / 2)
+
+
+def test_forgetting_takes_the_best_row_before_the_last() -> None:
+    better_later = [np.array([[5, 5], [5, 5]]), SECOND, THIRD]
+    assert metrics.forgetting(better_later, SIZES) == pytest.approx(((0.55 - 0.3) + (0.9 - 0.5)) / 2)
+    assert metrics.backward_transfer(better_later, SIZES) == pytest.approx(((0.3 - 0.5) + (0.5 - 0.9)) / 2)
+
+
+def test_forgetting_is_negative_when_old_tasks_gain() -> None:
+    assert metrics.forgetting([np.array([[5, 5], [5, 5]]), perfect(3)], [2, 1]) == pytest.approx(-0.5)
+
+
+def test_two_tasks_old_new_and_share_predicted_new() -> None:
+    assert metrics.old_accuracy(SECOND, 2) == pytest.approx(11 / 20)
+    assert metrics.new_accuracy(SECOND, 2) == pytest.approx(9 / 10)
+    assert metrics.share_predicted_new(SECOND, 2) == pytest.approx(17 / 30)
+
+
+def test_perfect_run() -> None:
+    summary = metrics.summary([perfect(2), perfect(3), perfect(6)], SIZES)
+    assert summary == pytest.approx(
+        {
+            "average_incremental_accuracy": 1.0,
+            "average_without_first": 1.0,
+            "last_accuracy": 1.0,
+            "forgetting": 0.0,
+            "backward_transfer": 0.0,
+            "old_accuracy": 1.0,
+            "new_accuracy": 1.0,
+            "share_predicted_new": 0.5,
+        }
+    )
+
+
+def test_worst_run_forgets_everything() -> None:
+    only_new = np.zeros((4, 4), dtype=np.int64)
+    only_new[:, 2] = 5
+    only_new[2:] = np.diag([5, 5, 5, 5])[2:]
+    summary = metrics.summary([perfect(2), only_new], [2, 2])
+    assert summary["forgetting"] == 1.0
+    assert summary["backward_transfer"] == -1.0
+    assert summary["old_accuracy"] == 0.0
+    assert summary["new_accuracy"] == 1.0
+    assert summary["share_predicted_new"] == 1.0
+
+
+def test_single_task() -> None:
+    summary = metrics.summary([FIRST], [2])
+    assert summary["forgetting"] == 0.0
+    assert summary["backward_transfer"] == 0.0
+    assert math.isnan(summary["average_without_first"])
+    assert math.isnan(summary["old_accuracy"])
+    assert summary["new_accuracy"] == summary["last_accuracy"] == pytest.approx(0.85)
+
+
+def test_no_task_at_all() -> None:
+    summary = metrics.summary([], SIZES)
+    assert all(math.isnan(value) for value in summary.values())
+
+
+def test_unfinished_run_may_know_more_sizes() -> None:
+    assert metrics.task_matrix(RUN[:2], SIZES).shape == (2, 2)
+    assert metrics.summary(RUN[:2], SIZES)["new_accuracy"] == pytest.approx(0.9)
+
+
+def test_class_without_test_images() -> None:
+    bare = SECOND.copy()
+    bare[2] = 0
+    matrix = metrics.task_matrix([FIRST, bare], SIZES)
+    assert math.isnan(matrix[1, 1])
+    assert math.isnan(metrics.new_accuracy(bare, 2))
+    assert metrics.forgetting([FIRST, bare], SIZES) == pytest.approx(0.85 - 0.55)
+    never = [np.zeros((2, 2), dtype=np.int64), np.diag([0, 0, 4])]
+    assert math.isnan(metrics.forgetting(never, SIZES))
+    assert math.isnan(metrics.accuracy(never[0]))
+    assert metrics.average_incremental_accuracy(never) == 1.0
+
+
+def test_steps_of_twenty_and_a_single_last_class() -> None:
+    """Groups of ten whatever the protocol, and a lost last class, are known faults of other toolkits."""
+    sizes = [20, 20, 20, 20, 1]
+    confusions = [perfect(int(seen)) for seen in np.cumsum(sizes)]
+    confusions[-1][80] = 0
+    confusions[-1][80, 0] = 7
+    matrix = metrics.task_matrix(confusions, sizes)
+    assert matrix.shape == (5, 5)
+    np.testing.assert_array_equal(matrix[-1], [1, 1, 1, 1, 0])
+    assert metrics.forgetting(confusions, sizes) == 0.0
+
+
+def test_more_than_a_hundred_classes_keep_their_order() -> None:
+    sizes = [10] * 20
+    confusions = [perfect(int(seen)) for seen in np.cumsum(sizes)]
+    last = confusions[-1]
+    for task in range(20):
+        lost = last[task * 10 : task * 10 + 10]
+        rows = np.arange(10)
+        lost[rows[: task // 2], 10 * task + rows[: task // 2]] = 0
+        lost[rows[: task // 2], 0 if task else 1] = 7
+    np.testing.assert_allclose(metrics.task_matrix(confusions, sizes)[-1], [1 - (task // 2) / 10 for task in range(20)])
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"shape \(3, 3\)"):
+        metrics.task_matrix(RUN, [2, 2, 2])
+    with pytest.raises(ValueError, match="3 confusion matrices"):
+        metrics.task_matrix(RUN, [2, 1])

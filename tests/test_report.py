@@ -1,0 +1,383 @@
+import io
+import re
+import threading
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from edbl import metrics, records
+from edbl.errors import EdblError
+from edbl.records import Record
+from edbl.report import plots
+from edbl.report.page import duration, write_report
+from edbl.report.tables import METRICS, Stat, groups, run_table
+
+
+def make(method: str = "edbl", seed: int = 0, tasks: int = 3, **changes: Any) -> Record:
+    """Return a record of three tasks with 3, 2 and 1 classes, its confusions drawn at random."""
+    draw = np.random.default_rng([seed, *method.encode()])
+    sizes = [3, 2, 1]
+    confusions: dict[str, list[metrics.Confusion]] = {"cnn": [], "nme": []}
+    for matrices in confusions.values():
+        for task in range(tasks):
+            seen = sum(sizes[: task + 1])
+            matrices.append(draw.integers(0, 5, size=(seen, seen)) + 9 * np.eye(seen, dtype=np.int64))
+    record = Record(
+        method=method,
+        data="digits",
+        protocol="base0",
+        phases=3,
+        memory="total=20",
+        order="natural",
+        seed=seed,
+        recipe={"method": method, "seed": seed, "schedule": {"epochs": 2}},
+        classes=list("abcdef"),
+        task_sizes=sizes,
+        status="done",
+        commit="abc123",
+        versions={"torch": "2.9"},
+        device="a small computer",
+        started="2026-01-01T00:00:00+00:00",
+        seconds=[4.0, 3.0, 2.0][:tasks],
+        timings=[{"train": 3.0 - task, "evaluation": 0.5} for task in range(tasks)],
+        confusions=confusions,
+    )
+    return replace(record, **changes)
+
+
+def report(folder: Path, *runs: Record) -> str:
+    places = []
+    for number, run in enumerate(runs):
+        records.write(run, folder / f"run{number}")
+        places.append(folder / f"run{number}")
+    return write_report(places, folder / "out" / "report.html").read_text()
+
+
+def terminal(runs: list[Record], width: int = 120) -> str:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(run_table(runs))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+class Cells(HTMLParser):
+    """Collects the text of each table cell, and checks that every tag is closed."""
+
+    VOID = frozenset({"meta", "path", "use", "image", "rect", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.cells: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+        if tag in self.VOID:
+            return
+        self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attrs if name == "id" and value]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and {"td", "th"} & set(self.open):
+            self.cells[-1] += data
+
+
+def cells(page: str) -> list[str]:
+    parser = Cells()
+    parser.feed(page)
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    return [cell.strip() for cell in parser.cells]
+
+
+def test_stat() -> None:
+    assert Stat.of([0.1, 0.3]) == pytest.approx((0.2, 0.1414213562, 2))
+    assert Stat.of([0.1, 0.3]).percent() == "20.0 ± 14.1"
+    assert Stat.of([0.5]).percent(2) == "50.00"
+    assert Stat.of([]).percent() == "—"
+    assert Stat.of([-0.00001]).percent() == "0.0"
+
+
+def test_seeds_of_one_experiment_form_a_group() -> None:
+    found = groups([make(seed=0), make("icarl"), make(seed=1), make(seed=2)])
+    assert [(group.label, len(group.records)) for group in found] == [("edbl", 3), ("icarl", 1)]
+    expected = Stat.of(record.accuracy["nme"][1] for record in found[0].records)
+    assert found[0].accuracy("nme")[1] == expected
+    summaries = [metrics.summary(record.confusions["cnn"], record.task_sizes) for record in found[0].records]
+    for metric in METRICS:
+        assert found[0].metric("cnn", metric.key) == Stat.of(summary[metric.key] for summary in summaries)
+
+
+def test_labels_say_what_differs_and_no_more() -> None:
+    longer = {"method": "edbl", "seed": 0, "schedule": {"epochs": 20}}
+    assert [g.label for g in groups([make(), make(recipe=longer), make("icarl")])] == [
+        "edbl · schedule.epochs=2",
+        "edbl · schedule.epochs=20",
+        "icarl",
+    ]
+    other = make(data="cifar10", memory="total=200", phases=3)
+    assert [g.label for g in groups([make(), other])] == ["edbl · digits", "edbl · cifar10"]
+    assert [g.label for g in groups([make(), make(memory="per_class=20")])] == [
+        "edbl · memory total=20",
+        "edbl · memory per_class=20",
+    ]
+
+
+def test_labels_stay_short_and_unique() -> None:
+    recipes = [{f"k{key}": value * (key + 1) for key in range(9)} for value in range(3)]
+    labels = [group.label for group in groups([make(recipe=recipe) for recipe in recipes])]
+    assert labels[1] == "edbl · k0=1 · k1=2 · k2=3"
+    assert len(set(labels)) == 3
+    path = make(data="/a/very/long/way/to/the/place/of/images")
+    assert groups([make(), path])[1].label == "edbl · …/to/the/place/of/images"
+
+
+def test_flat_and_nested_recipes_and_lists_and_tuples_are_the_same() -> None:
+    nested = make(seed=1, recipe={"schedule": {"steps": [1, 2]}, "seed": 1})
+    assert len(groups([make(recipe={"schedule.steps": (1, 2), "seed": 0}), nested])) == 1
+
+
+def test_unfinished_runs_enter_no_mean() -> None:
+    runs = [make(seed=0), make(seed=1), make(seed=2, tasks=2, status="running"), make(seed=3, status="failed", tasks=0)]
+    assert [(group.label, len(group.records)) for group in groups(runs)] == [
+        ("edbl", 2),
+        ("edbl (unfinished, 2 of 3 tasks)", 1),
+        ("edbl (failed, 0 of 3 tasks)", 1),
+    ]
+
+
+def test_parts_of_the_time() -> None:
+    assert groups([make()])[0].parts() == pytest.approx({"train": 6.0, "evaluation": 1.5, "other": 1.5})
+    assert groups([make(tasks=0)])[0].parts() == {}
+
+
+def test_terminal_table() -> None:
+    text = terminal([make(seed=0), make(seed=1), make("icarl"), make("lwf", tasks=0, status="running")])
+    group = groups([make(seed=0), make(seed=1)])[0]
+    for stat in [*group.accuracy("cnn"), group.metric("nme", "forgetting")]:
+        assert stat.percent(sign="±") in text
+    assert "no task finished" in text
+    assert "sample standard deviation" in text
+
+
+def test_terminal_table_of_a_single_run_in_a_narrow_window() -> None:
+    text = terminal([make("[bold]x[/bold]")], width=60)
+    assert "[bold]x" in text
+    assert "±" not in text
+
+
+def test_page_numbers_equal_metrics(tmp_path: Path) -> None:
+    runs = [make(seed=0), make(seed=1), make("icarl")]
+    found = cells(report(tmp_path, *runs))
+    for group in groups(runs):
+        for readout in ("cnn", "nme"):
+            row = ["CNN" if readout == "cnn" else "NME"]
+            accuracy = row + [stat.percent(2) for stat in group.accuracy(readout)]
+            summary = row + [group.metric(readout, metric.key).percent(2) for metric in METRICS]
+            for wanted in (accuracy, summary):
+                assert any(found[start : start + len(wanted)] == wanted for start in range(len(found)))
+            matrix = group.task_matrix(readout)
+            assert f"{100 * matrix[2, 0]:.1f}" in found
+    direct = metrics.average_incremental_accuracy(runs[2].confusions["cnn"])
+    assert f"{100 * direct:.2f}" in found
+
+
+def test_page_needs_nothing_else(tmp_path: Path) -> None:
+    records.write_features(tmp_path / "run0", np.random.default_rng(0).normal(size=(24, 4)), np.arange(24) % 6)
+    page = report(tmp_path, make(), make("icarl"))
+    cells(page)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "<script" not in page
+    assert all(link.startswith(("#", "data:")) for link in re.findall(r'(?:href|src)="([^"]*)"', page))
+    assert "t-SNE" in page
+    assert "abc123" in page
+    assert "torch 2.9" in page
+    assert "a small computer" in page
+    assert str(tmp_path) not in page
+
+
+def test_same_records_same_page(tmp_path: Path) -> None:
+    records.write_features(tmp_path / "run0", np.random.default_rng(0).normal(size=(24, 4)), np.arange(24) % 6)
+    first = report(tmp_path, make(), make(seed=1))
+    assert first == report(tmp_path, make(), make(seed=1))
+
+
+def test_names_are_text(tmp_path: Path) -> None:
+    bad = "<script>alert(1)</script>"
+    odd = [bad, '"><b id="x">', "_under", "$\\frac{1}{$", "猫\x00\udcff", "{{ 7 * 7 }}"]
+    run = make(bad, classes=odd, message=bad, notes=[bad], status="failed", device=bad, recipe={bad: bad}, data=bad)
+    records.write_features(tmp_path / "run0", np.random.default_rng(0).normal(size=(24, 4)), np.arange(24) % 6)
+    page = report(tmp_path, run, make(data=bad, classes=odd))
+    cells(page)
+    assert "<script" not in page
+    assert "<b " not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "_under" in page
+    assert "{{ 7 * 7 }}" in page
+
+
+def test_unfinished_runs_are_marked(tmp_path: Path) -> None:
+    failed = make("icarl", tasks=1, status="failed", message="out of memory")
+    page = report(tmp_path, make(), failed, make("lwf", tasks=0, status="running"))
+    assert "2 of 3 runs not finished" in page
+    assert "out of memory" in page
+    assert "icarl (failed, 1 of 3 tasks)" in page
+    assert "no task finished" in page
+
+
+def test_only_runs_without_a_finished_task(tmp_path: Path) -> None:
+    page = report(tmp_path, make(tasks=0, status="running", task_sizes=[], classes=[]))
+    assert "no task finished" in page
+    assert "<svg" not in page
+
+
+def test_mixed_data_sets_have_a_part_each(tmp_path: Path) -> None:
+    page = report(tmp_path, make(), make(data="/some/where/photos", phases=2))
+    assert re.findall(r"<h2>(.*) · base0", page) == ["digits", "photos"]
+
+
+def test_recipes_show_what_differs(tmp_path: Path) -> None:
+    longer = {"method": "edbl", "seed": 0, "schedule": {"epochs": 20}, "options": {"own": 5}}
+    page = report(tmp_path, make(), make(recipe=longer))
+    assert page.count("<mark>20</mark>") == 2
+    assert page.count("<mark>5</mark>") == 1
+    assert "<mark>edbl</mark>" not in page
+
+
+def test_different_images_are_noted(tmp_path: Path) -> None:
+    assert "did not all have the same images" in report(tmp_path, make(), make(seed=1, data_fingerprint="other"))
+
+
+def test_run_with_one_readout(tmp_path: Path) -> None:
+    run = make()
+    run.confusions["nme"] = []
+    found = cells(report(tmp_path, run))
+    assert "NME" not in found
+
+
+def test_report_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(EdblError, match="nothing to report"):
+        write_report([], tmp_path / "x.html")
+    records.write(make(), tmp_path / "run")
+    with pytest.raises(EdblError, match="it is a folder"):
+        write_report([tmp_path / "run"], tmp_path)
+    with pytest.raises(EdblError, match="no such run folder"):
+        write_report([tmp_path / "none"], tmp_path / "x.html")
+    records.write_features(tmp_path / "run", np.zeros((3, 2)), np.array([0, 1, 6]))
+    with pytest.raises(EdblError, match="has not seen"):
+        write_report([tmp_path / "run"], tmp_path / "x.html")
+
+
+def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
+    records.write(make(), tmp_path / "run")
+    out = write_report([tmp_path / "run", tmp_path / "run" / ".." / "run"], tmp_path / "report.html")
+    assert "1 run of 1 method" in out.read_text()
+
+
+def test_figures_are_svg_and_repeatable() -> None:
+    found = groups([make(seed=0), make(seed=1), make("icarl"), make("lwf", tasks=0)])
+    before = dict(dict.items(matplotlib.rcParams))  # as it is stored: looking a backend up would choose one
+    for draw in (plots.accuracy_curves, plots.timings):
+        svg = draw(found)
+        assert svg == draw(found)
+        root = ElementTree.fromstring(svg)
+        assert root.tag.endswith("svg")
+        assert "currentColor" in svg
+        assert ">icarl</text>" in svg
+        assert "date" not in svg
+    assert dict(dict.items(matplotlib.rcParams)) == before
+
+
+def test_confusion_names_few_classes_only() -> None:
+    few = plots.confusion(np.eye(20, dtype=np.int64), [f"class {k}" for k in range(20)], [10, 10])
+    many = plots.confusion(np.eye(21, dtype=np.int64), [f"class {k}" for k in range(21)], [11, 10])
+    assert "class 19" in few
+    assert "class" not in many.replace("true class", "")
+    ElementTree.fromstring(many)
+    assert "NaN" not in plots.confusion(np.zeros((3, 3), dtype=np.int64), list("abc"), [2, 1])
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        np.zeros((30, 4), dtype=np.float32),
+        np.full((30, 4), np.nan, dtype=np.float16),
+        np.random.default_rng(0).normal(size=(30, 1)),
+        np.random.default_rng(0).normal(size=(5, 200)).astype(np.float16),
+        np.zeros((0, 4), dtype=np.float32),
+    ],
+)
+def test_tsne_of_odd_features(features: Any) -> None:
+    svg = plots.tsne(features, np.arange(len(features)) % 3, list("abc"), [2, 1])
+    ElementTree.fromstring(svg)
+    assert "nan" not in svg
+    assert ("too few" in svg) == (not np.isfinite(features).any())
+
+
+def test_tsne_marks_the_newest_task() -> None:
+    features = np.random.default_rng(0).normal(size=(40, 3))
+    labels = np.arange(40) % 4
+    old = plots.tsne(features, labels, list("abcd"), [2, 2])
+    assert old == plots.tsne(features, labels, list("abcd"), [2, 2])
+    assert old != plots.tsne(features, labels, list("abcd"), [3, 1])
+    many = plots.tsne(features, labels, [str(name) for name in range(30)], [20, 10])
+    ElementTree.fromstring(many)
+
+
+def test_even_subset_takes_as_many_of_each_class() -> None:
+    labels = np.array([0] * 50 + [1] * 3 + [2] * 50)
+    chosen = plots.even_subset(labels, 23)
+    assert np.bincount(labels[chosen]).tolist() == [10, 3, 10]
+    assert len(plots.even_subset(labels, 1000)) == 103
+
+
+def test_save_curves(tmp_path: Path) -> None:
+    found = groups([make(), make("icarl")])
+    plots.save_curves(found, tmp_path / "curves.png")
+    plots.save_curves(found, tmp_path / "curves.svg")
+    with Image.open(tmp_path / "curves.png") as image:
+        assert image.width > 800
+    ElementTree.parse(tmp_path / "curves.svg")
+    assert "currentColor" not in (tmp_path / "curves.svg").read_text()
+    with pytest.raises(EdblError, match=r"\.svg or \.png"):
+        plots.save_curves(found, tmp_path / "curves.gif")
+
+
+def test_more_groups_than_colours() -> None:
+    found = groups([make(f"method{number}") for number in range(14)])
+    assert "method13" in plots.accuracy_curves(found)
+
+
+def test_figures_can_be_drawn_outside_the_main_thread() -> None:
+    drawn: list[str] = []
+    thread = threading.Thread(target=lambda: drawn.append(plots.accuracy_curves(groups([make()]))))
+    thread.start()
+    thread.join()
+    assert drawn == [plots.accuracy_curves(groups([make()]))]
+
+
+def test_duration() -> None:
+    assert [duration(seconds) for seconds in (1.25, 125, 12000, float("nan"))] == [
+        "1.2 s",
+        "2 min 05 s",
+        "3 h 20 min",
+        "—",
+    ]

@@ -1,0 +1,242 @@
+"""Killed, damaged, out of space: a run goes on from the newest intact state, or stops with a clear word."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from edbl import EdblError, Recipe, Record, files, records, resume, run
+from edbl.engine.checkpoint import Checkpoints
+from edbl.engine.progress import Progress
+from edbl.files import lock
+from tests.conftest import Cli
+
+SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
+
+
+def recipe() -> Recipe:
+    given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
+    return Recipe.build("edbl", data="digits", preset="quick", **given)  # type: ignore[arg-type]
+
+
+class Killed(BaseException):
+    """Stands for a process that ends without a word."""
+
+
+class KillIn(Progress):
+    """End the process in an epoch of a phase of a task."""
+
+    def __init__(self, task: int, phase: str, epoch: int) -> None:
+        self.where = (task, phase, epoch)
+        self.at: tuple[int, str] = (0, "")
+
+    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+        self.at = (task, name)
+
+    def epoch(self, epoch: int, steps: int) -> None:
+        if (*self.at, epoch) == self.where:
+            raise Killed
+
+
+class Trained(Progress):
+    """Note which epochs are trained."""
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[int, str, int]] = []
+        self.at: tuple[int, str] = (0, "")
+
+    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+        self.at = (task, name)
+
+    def epoch(self, epoch: int, steps: int) -> None:
+        self.epochs.append((*self.at, epoch))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Record:
+    return run(recipe(), tmp_path_factory.mktemp("whole") / "run")
+
+
+def assert_same(first: Record, second: Record) -> None:
+    for readout in ("cnn", "nme"):
+        for ours, theirs in zip(first.confusions[readout], second.confusions[readout], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def killed(folder: Path, task: int, phase: str, epoch: int) -> Path:
+    with pytest.raises(Killed):
+        run(recipe(), folder, progress=KillIn(task, phase, epoch))
+    return folder
+
+
+def test_a_process_killed_for_real_resumes_to_the_same_bits(tmp_path: Path, whole: Record) -> None:
+    folder = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "edbl",
+        "run",
+        "edbl",
+        "--data",
+        "digits",
+        "--preset",
+        "quick",
+        "--out",
+        str(folder),
+    ]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as in this process: sums depend on how they are shared out
+    process = subprocess.Popen(command, env=one_thread, stdout=subprocess.DEVNULL)
+    balance = folder / "checkpoints" / "task-1-phase-1-epoch-2.json"
+    deadline = time.monotonic() + 120
+    while not balance.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL, "it was still running"
+    stopped = records.read(folder)
+    assert stopped.status == "running"
+    assert len(stopped.seconds) < 3
+    (folder / "checkpoints" / ".left.tmp").write_bytes(b"half of a file")
+    subprocess.run([sys.executable, "-m", "edbl", "resume", str(folder)], env=one_thread, check=True)
+    resumed = records.read(folder)
+    assert resumed.status == "done"
+    assert_same(resumed, whole)
+    assert not list(folder.rglob(".*.tmp"))
+    assert (folder / "report.html").is_file()
+
+
+def test_finished_epochs_are_not_trained_again(tmp_path: Path, whole: Record) -> None:
+    folder = killed(tmp_path / "run", 1, "balance", 2)
+    trained = Trained()
+    assert_same(resume(folder, progress=trained), whole)
+    assert trained.epochs[0] == (1, "balance", 2)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "json", "json values", "delete"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path, whole: Record, damage: str) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 3)
+    newest = folder / "checkpoints" / "task-1-phase-0-epoch-3.safetensors"
+    described = newest.with_suffix(".json")
+    if damage == "truncate":
+        newest.write_bytes(newest.read_bytes()[:-100])
+    elif damage == "flip":
+        data = bytearray(newest.read_bytes())
+        data[-1] ^= 1
+        newest.write_bytes(data)
+    elif damage == "json":
+        described.write_text(described.read_text()[:-20])
+    elif damage == "json values":
+        described.write_text(described.read_text().replace('"epoch": 3', '"epoch": 4'))
+    else:
+        newest.unlink()
+    trained = Trained()
+    assert_same(resume(folder, progress=trained), whole)
+    assert trained.epochs[0] == (1, "train", 2)
+
+
+def test_a_damaged_state_after_a_task_costs_no_training_of_its_phases(tmp_path: Path, whole: Record) -> None:
+    folder = killed(tmp_path / "run", 2, "train", 0)
+    (folder / "checkpoints" / "task-1.safetensors").write_bytes(b"")
+    trained = Trained()
+    assert_same(resume(folder, progress=trained), whole)
+    assert trained.epochs[0] == (2, "train", 0), "task 1 was put together again from its finished phases"
+
+
+def test_with_all_checkpoints_lost_a_run_begins_again(tmp_path: Path, whole: Record) -> None:
+    folder = killed(tmp_path / "run", 2, "train", 0)
+    for path in (folder / "checkpoints").iterdir():
+        path.unlink()
+    assert_same(resume(folder), whole)
+
+
+def test_a_finished_run_keeps_its_last_state_only_and_resumes_to_itself(tmp_path: Path, whole: Record) -> None:
+    record = run(recipe(), tmp_path / "run")
+    assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ["task-2"]
+    trained = Trained()
+    assert_same(resume(tmp_path / "run", progress=trained), record)
+    assert trained.epochs == []
+
+
+def test_checkpoints_inside_a_phase_wait_for_their_interval(tmp_path: Path) -> None:
+    patient = Recipe.of(recipe().values() | {"checkpoint_seconds": 3600.0})
+    with pytest.raises(Killed):
+        run(patient, tmp_path / "run", progress=KillIn(1, "balance", 2))
+    assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ["task-0", "task-0-phase-0", "task-1-phase-0"]
+
+
+class NanAt(Progress):
+    """Turn a step's loss into NaN, as diverged training would."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, losses: Tensor, number: int, images: int) -> None:
+        self.steps += 1
+        if self.steps == 30:
+            losses[number] = float("nan")
+
+
+def test_a_nan_loss_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path: Path, whole: Record) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(EdblError, match=r"loss became nan in train epoch 2, step 12 of 18.*task 1 of 3"):
+        run(recipe(), folder, progress=NanAt())
+    record = records.read(folder)
+    assert record.status == "failed"
+    assert "nan" in record.message
+    assert Checkpoints(folder / "checkpoints").epochs(0, 0) == [1]
+    assert_same(resume(folder), whole)
+
+
+def test_a_loss_that_really_diverges_is_reported(tmp_path: Path, cli: Cli) -> None:
+    arguments = ["run", "rkd", "--data", "digits", "--preset", "quick", "--set", "lr=1e30", "--out", tmp_path / "run"]
+    finished = cli(*arguments)
+    assert finished.code == 2
+    assert "the loss became" in finished.err
+    assert "step" in finished.err
+    assert "Traceback" not in finished.err
+
+
+def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(
+    tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    written = 0
+    fsync = os.fsync
+
+    def full(descriptor: int) -> None:
+        nonlocal written
+        written += 1
+        if written > 10:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fsync", full)
+        with pytest.raises(EdblError, match="No space left"):
+            run(recipe(), folder)
+    assert not list(folder.rglob("*.tmp"))
+    assert_same(resume(folder), whole)
+
+
+def test_two_processes_cannot_work_on_one_run(tmp_path: Path) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 0)
+    with lock(folder), pytest.raises(EdblError, match="another process"):
+        resume(folder)
+
+
+def test_other_images_are_noticed(tmp_path: Path) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 0)
+    path = folder / "record.json"
+    stored = json.loads(path.read_text())
+    stored["data_fingerprint"] = "0" * 32
+    path.write_text(json.dumps(stored))
+    with pytest.raises(EdblError, match="not those that run"):
+        resume(folder)
