@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from edbl import EdblError, Recipe, Record, files, records, resume, run
+from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.progress import Progress
 from edbl.files import lock
@@ -24,7 +24,7 @@ SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoin
 
 def recipe() -> Recipe:
     given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
-    return Recipe.build("edbl", data="digits", preset="quick", **given)  # type: ignore[arg-type]
+    return Recipe.build("edbl", data="digits", preset="quick", **given)
 
 
 class Killed(BaseException):
@@ -219,7 +219,7 @@ def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(
         fsync(descriptor)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         with pytest.raises(EdblError, match="No space left"):
             run(recipe(), folder)
     assert not list(folder.rglob("*.tmp"))

@@ -1,10 +1,28 @@
 """Class-incremental learning: EDBL, its baselines and its experiments."""
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from edbl.engine.run import resume, run
+    from edbl.errors import EdblError
+    from edbl.recipe import Recipe
+    from edbl.records import Record
+
 __version__ = "0.1.0"
-
-from edbl.engine.run import resume, run
-from edbl.errors import EdblError
-from edbl.recipe import Recipe
-from edbl.records import Record
-
 __all__ = ["EdblError", "Recipe", "Record", "__version__", "resume", "run"]
+
+_HOMES = {
+    "EdblError": "edbl.errors",
+    "Recipe": "edbl.recipe",
+    "Record": "edbl.records",
+    "resume": "edbl.engine.run",
+    "run": "edbl.engine.run",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first asked for, so that ``edbl --help`` need not wait for PyTorch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'edbl' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

@@ -30,8 +30,8 @@ class Uniform:
 
     def __call__(self, generator: Generator) -> Tensor:
         """Draw one epoch."""
-        batch = min(self.batch, self.count)
-        steps = self.count // batch
+        batch = max(2, min(self.batch, self.count))  # a lone image comes twice: batch normalisation needs two
+        steps = max(1, self.count // batch)
         return cycle(self.count, steps * batch, generator).view(steps, batch)
 
 

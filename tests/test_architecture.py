@@ -1,0 +1,71 @@
+"""The shape of the package: data flows one way, and there is one training loop."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import edbl
+
+ROOT = Path(edbl.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# What a part may import of this package, beside itself. Nothing flows back.
+LAYERS = {
+    "errors": [],
+    "files": ["errors"],
+    "seeds": [],
+    "config": ["errors"],
+    "schedule": ["config"],
+    "losses": [],
+    "metrics": [],
+    "data": ["errors", "seeds", "files"],
+    "nets": ["errors"],
+    "memory": ["errors", "data"],
+    "methods": ["errors", "config", "schedule", "losses", "data", "nets", "memory"],
+    "presets": ["config", "schedule"],
+    "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
+    "records": ["errors", "files", "metrics"],
+    "report": ["errors", "files", "metrics", "records"],
+    "demo": ["config", "methods", "recipe"],
+}
+
+
+def part(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "edbl":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edbl."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("edbl.")}
+    return found
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) in LAYERS], ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_line(path: Path) -> None:
+    assert imported(path) <= {*LAYERS[part(path)], part(path)}
+
+
+def test_every_part_has_its_place() -> None:
+    assert {part(p) for p in FILES} == {*LAYERS, "engine", "cli", "__init__", "__main__"}
+
+
+def test_there_is_one_training_loop() -> None:
+    assert [p.name for p in FILES if ".backward(" in p.read_text()] == ["fit.py"]
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("methods", "losses")], ids=lambda p: p.name)
+def test_methods_and_losses_never_wait_for_the_device(path: Path) -> None:
+    assert not re.search(r"\.(item|cpu|tolist|numpy|nonzero)\(", path.read_text())
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_is_unpickled(path: Path) -> None:
+    assert not re.search(r"import pickle|(?<!safetensors\.)torch\.load|allow_pickle=True", path.read_text())

@@ -1,0 +1,238 @@
+"""The command line: what users type, and what they get when they type it wrong."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from edbl import Recipe, records
+from edbl.demo import recipes as demo_recipes
+from tests.conftest import Cli, Finished
+
+QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDBL_DATA", str(tmp_path / "data"))
+
+
+def refused(finished: Finished, *words: str) -> None:
+    """Check for exit code 2 and a message of one or two lines that holds all ``words``."""
+    assert finished.code == 2, finished
+    message = finished.err
+    assert "Traceback" not in message
+    assert len(message.strip().splitlines()) <= 2, message
+    for word in words:
+        assert word in message, (word, message)
+
+
+def test_run_report_resume(cli: Cli) -> None:
+    finished = cli("run", "rkd", *QUICK, "--phases", 2, "--memory", "total=20", "--order", 1993, "--seed", 3)
+    assert finished.code == 0, finished
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("rkd-digits-base0-2-seed3-")
+    record = records.read(folder)
+    assert (record.protocol, record.phases, record.memory, record.order, record.seed) == (
+        "base0",
+        2,
+        "total=20",
+        "1993",
+        3,
+    )
+    assert record.classes == [str(k) for k in (4, 2, 7, 6, 0, 3, 5, 8, 9, 1)]
+    for readout in ("cnn", "nme"):
+        assert f"{100 * record.accuracy[readout][-1]:.1f}" in finished.out
+    assert (folder / "report.html").is_file()
+    assert Recipe.read(folder / "recipe.toml").values() == Recipe.of(record.recipe).values()
+    assert cli("resume", folder).code == 0
+    again = cli("run", "finetune", *QUICK, "--phases", 2, "--out", "other")
+    assert again.code == 0
+    both = cli("report", folder, "other", "--out", "both.html")
+    assert both.code == 0
+    page = Path("both.html").read_text()
+    assert "rkd" in page
+    assert "finetune" in page
+
+
+def test_a_saved_recipe_runs_again_to_the_same_result(cli: Cli) -> None:
+    assert cli("run", "edbl", *QUICK, "--out", "first").code == 0
+    assert cli("run", "--recipe", "first/recipe.toml", "--out", "second").code == 0
+    first, second = records.read(Path("first")), records.read(Path("second"))
+    assert first.recipe == second.recipe
+    assert first.accuracy == second.accuracy
+
+
+def test_a_class_order_from_a_file_travels_in_the_recipe(cli: Cli) -> None:
+    Path("order.txt").write_text("\n".join("9876543210"))
+    assert cli("run", "finetune", *QUICK, "--order", "order.txt", "--out", "run").code == 0
+    Path("order.txt").unlink()
+    assert records.read(Path("run")).classes == list("9876543210")
+    assert cli("run", "--recipe", "run/recipe.toml", "--out", "again").code == 0
+
+
+def test_any_base_and_step_and_explicit_tasks(cli: Cli) -> None:
+    step = ["--protocol", "base-step", "--set", "base=4", "--set", "stream.step=5"]
+    assert cli("run", "finetune", *QUICK, *step, "--out", "step").code == 0
+    assert records.read(Path("step")).task_sizes == [4, 5, 1]
+    tasks = ["--protocol", "tasks", "--set", 'tasks=[["7","1"],["0","2","3","4","5"],["6","8","9"]]']
+    assert cli("run", "finetune", *QUICK, *tasks, "--out", "tasks").code == 0
+    record = records.read(Path("tasks"))
+    assert record.task_sizes == [2, 5, 3]
+    assert record.classes[:3] == ["7", "1", "0"]
+
+
+def test_list(cli: Cli) -> None:
+    listed = cli("list", "methods").out
+    for name in ("finetune", "joint", "rkd", "vanilla-mkd", "re-mkd", "ib", "iib", "iib-kd", "edbl"):
+        assert re.search(rf"^{name}\s", listed, re.MULTILINE)
+    listed = cli("list", "data").out
+    for name in ("cifar10", "cifar100", "tiny-imagenet", "fashion-mnist", "digits"):
+        assert re.search(rf"^{name}\s", listed, re.MULTILINE)
+    assert "cifar100-base0-5" in cli("list", "recipes").out
+
+
+def test_every_shipped_recipe_is_right() -> None:
+    from edbl.cli import _shipped_recipes
+
+    for path in _shipped_recipes().glob("*.toml"):
+        recipe = Recipe.read(path)
+        if path.stem != "digits":
+            assert path.stem == f"{recipe.data.name}-{recipe.stream.protocol}-{recipe.stream.phases}"
+            assert recipe.preset == "paper"
+
+
+def test_data_verify_digits(cli: Cli) -> None:
+    finished = cli("data", "verify", "digits")
+    assert finished.code == 0
+    assert "1,442 training and 355 test images of 10 classes" in finished.out
+
+
+def test_the_demo_compares_fairly() -> None:
+    rkd, edbl = demo_recipes()
+    assert rkd.memory == edbl.memory
+    assert (rkd.data, rkd.stream, rkd.net, rkd.optim, rkd.seed) == (
+        edbl.data,
+        edbl.stream,
+        edbl.net,
+        edbl.optim,
+        edbl.seed,
+    )
+    assert rkd.schedule.epochs == edbl.schedule.epochs + edbl.values()["options.balance.epochs"]  # type: ignore[operator]
+    assert rkd.data.holdout == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "icarll"], ["unknown method 'icarll'"]),
+        (["run", "edbll"], ["unknown method 'edbll'", "did you mean 'edbl'"]),
+        (["run"], ["name a method"]),
+        (["run", "edbl", "--data", "cifar1000"], ["unknown data set 'cifar1000'", "did you mean 'cifar100'"]),
+        (["run", "edbl", "--set", "gama=3"], ["unknown key 'gama'", "did you mean 'gamma'"]),
+        (["run", "rkd", "--set", "gamma=3"], ["unknown key 'gamma'"]),
+        (["run", "edbl", "--set", "epochs=3"], ["ambiguous", "schedule.epochs", "options.balance.epochs"]),
+        (["run", "edbl", "--set", "epochs"], ["KEY=VALUE"]),
+        (["run", "edbl", "--set", "counts=efective"], ["unknown value of options.counts", "did you mean 'effective'"]),
+        (["run", "edbl", "--set", "gamma=many"], ["options.gamma", "is not a number"]),
+        (["run", "edbl", "--set", "schedule.epochs=0"], ["schedule.epochs = 0 is too small"]),
+        (["run", "edbl", "--set", "backbone=resnet33"], ["unknown backbone", "resnet32"]),
+        (["run", "edbl", "--preset", "papers"], ["did you mean 'paper'"]),
+        (["run", "edbl", "--protocol", "basehalf"], ["did you mean 'base-half'"]),
+        (["run", "edbl", "--device", "gpu"], ["unknown value of device 'gpu'"]),
+        (["run", "edbl", "--memory", "2000"], ["write total=2000 or per_class=20"]),
+        (["run", "edbl", "--memory", "total=9"], ["smaller than one image for each of 10 classes", "total=10"]),
+        (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
+        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "1 to 10"]),
+        (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
+        (["run", "edbl", "--order", "nowhere.txt"], ["nowhere.txt"]),
+        (["run", "edbl", "--recipe", "nowhere.toml"], ["cannot read recipe nowhere.toml"]),
+        (["run", "edbl", "--recipe", "digit"], ["did you mean 'digits'"]),
+        (["run", "edbl", "--data", "./nowhere"], ["nowhere"]),
+        (["run", "edbl", "--data", "cifar100"], ["cifar-100-binary.tar.gz", "https://", "edbl data fetch cifar100"]),
+        (["run", "nowhere.py"], ["no method file"]),
+        (["run", "edbl", "--set", "mean=[0.1, 0.2]"], ["data.mean", "1 values"]),
+        (["resume", "nowhere"], ["nowhere"]),
+        (["report", "nowhere"], ["nowhere"]),
+        (["data", "verify", "cifar11"], ["did you mean 'cifar10'"]),
+        (["data", "verify", "cifar10"], ["cifar-10-binary.tar.gz", "edbl data fetch cifar10"]),
+    ],
+)
+def test_bad_input_gets_one_clear_message_and_leaves_nothing(cli: Cli, arguments: list[str], words: list[str]) -> None:
+    refused(cli(*arguments), *words)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpu_that_is_not_there(cli: Cli) -> None:
+    refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "--device auto or cpu")
+
+
+def test_a_broken_recipe_file(cli: Cli) -> None:
+    Path("broken.toml").write_text("method = \n")
+    refused(cli("run", "--recipe", "broken.toml"), "broken.toml is not valid TOML")
+    Path("odd.toml").write_text('method = "edbl"\n[schedul]\nepochs = 3\n')
+    refused(cli("run", "--recipe", "odd.toml"), "schedul.epochs", "schedule.epochs")
+
+
+def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:
+    Path("out").mkdir()
+    Path("out/mine.txt").write_text("precious")
+    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already", "edbl resume out")
+    assert [p.name for p in Path("out").iterdir()] == ["mine.txt"]
+    Path("file").write_text("precious")
+    refused(cli("run", "finetune", *QUICK, "--out", "file"), "exists already")
+
+
+def test_an_output_folder_that_cannot_be_made(cli: Cli) -> None:
+    Path("file").write_text("")
+    refused(cli("run", "finetune", *QUICK, "--out", "file/out"), "cannot make output folder")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_output_folder_that_cannot_be_written(cli: Cli) -> None:
+    Path("locked").mkdir()
+    Path("locked").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    refused(cli("run", "finetune", *QUICK, "--out", "locked/out"), "cannot make output folder")
+
+
+def folder_of_images(root: Path, classes: int = 4, each: int = 6) -> None:
+    for split in ("train", "test"):
+        for k in range(classes):
+            folder = root / split / f"class {k}"
+            folder.mkdir(parents=True)
+            for i in range(each):
+                Image.new("RGB", (40 + k, 36), (50 * k, 10 * i, 90)).save(folder / f"{i}.png")
+
+
+def test_an_image_folder_end_to_end(cli: Cli, tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "photos")
+    settings = ["--set", "net.backbone=small", "--preset", "quick", "--phases", 2, "--memory", "per_class=2"]
+    finished = cli("run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "run")
+    assert finished.code == 0, finished
+    record = records.read(Path("run"))
+    assert record.classes == [f"class {k}" for k in range(4)]
+    assert record.status == "done"
+    (tmp_path / "photos/train/class 1/broken.jpg").write_bytes(b"not an image")
+    again = ["run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "again"]
+    refused(cli(*again), "broken.jpg", "--skip-bad")
+    assert not Path("again").exists()
+    assert cli(*again, "--skip-bad").code == 0
+    assert any("broken.jpg" in note for note in records.read(Path("again")).notes)
+
+
+def test_classes_of_few_images_and_few_classes_run(cli: Cli, tmp_path: Path) -> None:
+    folder_of_images(tmp_path / "photos", classes=2, each=1)
+    settings = ["--set", "net.backbone=mlp", "--preset", "quick", "--phases", 2, "--memory", "per_class=5"]
+    assert cli("run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "run").code == 0
+
+
+def test_help_is_quick_to_read_and_names_all_commands(cli: Cli) -> None:
+    shown = cli("--help").out
+    for command in ("demo", "run", "resume", "report", "list", "data"):
+        assert command in shown

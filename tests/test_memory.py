@@ -1,0 +1,245 @@
+import random
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edbl.data.images import Images
+from edbl.errors import EdblError
+from edbl.memory import Budget, Memory, herd
+
+Vectors = list[list[float]]
+
+
+def random_vectors(n: int, d: int, seed: int, unit: bool) -> Tensor:
+    vectors = torch.randn(n, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.3
+    return F.normalize(vectors) if unit else vectors * torch.linspace(0.2, 3, n, dtype=torch.float64).unsqueeze(1)
+
+
+def mean_of(vectors: Vectors) -> list[float]:
+    return [sum(v[i] for v in vectors) / len(vectors) for i in range(len(vectors[0]))]
+
+
+def brute_force(vectors: Vectors, count: int) -> list[int]:
+    """iCaRL's Algorithm 4: pick k is the argmin of || mu - (phi(x) + sum of earlier picks) / k ||."""
+    mu = mean_of(vectors)
+    picks: list[int] = []
+    for k in range(1, min(count, len(vectors)) + 1):
+        distances = {}
+        for x in range(len(vectors)):
+            if x in picks:
+                continue
+            total = 0.0
+            for i in range(len(mu)):
+                average = (vectors[x][i] + sum(vectors[p][i] for p in picks)) / k
+                total += (mu[i] - average) ** 2
+            distances[x] = total**0.5
+        picks.append(min(distances, key=lambda x: distances[x]))
+    return picks
+
+
+def w_rule(vectors: Vectors, count: int) -> list[int]:
+    """iCaRL's released code: argmax <w, phi(x)>, then w += mu - phi(x); picked images are passed over."""
+    mu = mean_of(vectors)
+    w = list(mu)
+    picks: list[int] = []
+    for _ in range(min(count, len(vectors))):
+        products = {x: sum(w[i] * vectors[x][i] for i in range(len(mu))) for x in range(len(vectors)) if x not in picks}
+        pick = max(products, key=lambda x: products[x])
+        picks.append(pick)
+        w = [w[i] + mu[i] - vectors[pick][i] for i in range(len(mu))]
+    return picks
+
+
+@pytest.mark.parametrize("unit", [True, False])
+@pytest.mark.parametrize(("n", "d", "count"), [(1, 3, 1), (12, 2, 12), (25, 5, 10), (40, 16, 20), (8, 4, 100)])
+def test_herding_is_icarls_rule(n: int, d: int, count: int, unit: bool) -> None:
+    for seed in range(4):
+        vectors = random_vectors(n, d, seed, unit)
+        picks = herd(vectors, count).tolist()
+        assert picks == brute_force(vectors.tolist(), count)
+        assert len(set(picks)) == len(picks) == min(n, count)
+
+
+@pytest.mark.parametrize(("n", "d", "count"), [(12, 2, 12), (25, 5, 10), (40, 16, 20)])
+def test_herding_of_unit_vectors_is_icarls_code(n: int, d: int, count: int) -> None:
+    for seed in range(4):
+        vectors = random_vectors(n, d, seed, unit=True)
+        assert herd(vectors, count).tolist() == w_rule(vectors.tolist(), count)
+
+
+def test_herding_is_ordered_best_first() -> None:
+    vectors = random_vectors(30, 6, 0, unit=True)
+    assert herd(vectors, 5).tolist() == herd(vectors, 25).tolist()[:5]
+
+
+def test_herding_of_equal_vectors_picks_each_once() -> None:
+    assert sorted(herd(torch.ones(6, 3), 6).tolist()) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("text", "budget"),
+    [
+        ("total=2000", Budget("total", 2000)),
+        ("per_class=20", Budget("per_class", 20)),
+        ("  total = 7 ", Budget("total", 7)),
+        ("per_class=0", Budget("per_class", 0)),
+    ],
+)
+def test_parse(text: str, budget: Budget) -> None:
+    assert Budget.parse(text) == budget
+
+
+@pytest.mark.parametrize("text", ["", "2000", "total", "total=", "total=-5", "total=2.5", "each=20", "total=20 images"])
+def test_parse_errors(text: str) -> None:
+    with pytest.raises(EdblError) as caught:
+        Budget.parse(text)
+    assert str(caught.value) == f"memory '{text}' is not understood: write total=2000 or per_class=20"
+
+
+@pytest.mark.parametrize(
+    ("total", "seen", "quotas"),
+    [(10, 5, [2] * 5), (10, 4, [3, 3, 2, 2]), (2000, 60, [34] * 20 + [33] * 40), (3, 3, [1, 1, 1]), (7, 1, [7])],
+)
+def test_quotas_of_a_total(total: int, seen: int, quotas: list[int]) -> None:
+    assert Budget("total", total).quotas(seen) == quotas
+
+
+def test_quotas_per_class() -> None:
+    assert Budget("per_class", 20).quotas(3) == [20, 20, 20]
+
+
+def test_quotas_always_sum_to_the_total() -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        total, seen = draw.randint(1, 3000), draw.randint(1, 200)
+        quotas = Budget("total", total).quotas(seen)
+        assert sum(quotas) == total
+        assert max(quotas) - min(quotas) <= 1
+        assert quotas == sorted(quotas, reverse=True)
+
+
+@pytest.mark.parametrize("budget", [Budget("total", 10), Budget("total", 11), Budget("per_class", 1)])
+def test_check_passes(budget: Budget) -> None:
+    budget.check(10)
+
+
+@pytest.mark.parametrize(
+    ("budget", "given", "least"),
+    [
+        (Budget("total", 9), "total=9", "total=10"),
+        (Budget("total", 0), "total=0", "total=10"),
+        (Budget("per_class", 0), "per_class=0", "per_class=1"),
+    ],
+)
+def test_check_errors(budget: Budget, given: str, least: str) -> None:
+    message = f"memory {given} is smaller than one image for each of 10 classes; use at least {least}"
+    with pytest.raises(EdblError) as caught:
+        budget.check(10)
+    assert str(caught.value) == message
+
+
+def new_images(first: int, counts: list[int], seed: int) -> Images:
+    """Return random vectors of classes ``first`` and up, shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor([first + k for k, count in enumerate(counts) for _ in range(count)])
+    y = y[torch.randperm(len(y), generator=generator)]
+    return Images(torch.randn(len(y), 5, generator=generator) + 0.2 * y.unsqueeze(1), y)
+
+
+class Recorder:
+    """Features that are the images themselves, and a note of what they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Images] = []
+
+    def __call__(self, images: Images) -> Tensor:
+        self.asked.append(images)
+        return images.x * 3
+
+
+def test_update_herds_normalised_features_of_the_new_classes() -> None:
+    memory, features, images = Memory(Budget("per_class", 6)), Recorder(), new_images(0, [9, 14, 6], 0)
+    memory.update(images, features)
+    assert len(memory.classes) == 3
+    for k, exemplars in enumerate(memory.classes):
+        members = images.x[images.y == k]
+        picks = brute_force(F.normalize(members.double()).tolist(), 6)
+        assert torch.equal(exemplars.x, members[picks])
+        assert exemplars.y.tolist() == [k] * 6
+
+
+def test_update_trims_old_classes_to_prefixes_and_never_selects_them_again() -> None:
+    memory, features = Memory(Budget("total", 24)), Recorder()
+    memory.update(new_images(0, [30, 30], 1), features)
+    before = list(memory.classes)
+    assert [len(c) for c in before] == [12, 12]
+    second = new_images(2, [30, 30, 30], 2)
+    memory.update(second, features)
+    assert [len(c) for c in memory.classes] == [5, 5, 5, 5, 4]
+    for old, now in zip(before, memory.classes[:2], strict=True):
+        assert torch.equal(now.x, old.x[:5])
+        assert torch.equal(now.y, old.y[:5])
+    assert len(features.asked) == 2
+    assert features.asked[1] is second
+
+
+def test_per_class_keeps_all_old_exemplars() -> None:
+    memory, features = Memory(Budget("per_class", 4)), Recorder()
+    memory.update(new_images(0, [10, 10], 1), features)
+    before = list(memory.classes)
+    memory.update(new_images(2, [10], 2), features)
+    assert [len(c) for c in memory.classes] == [4, 4, 4]
+    assert all(torch.equal(a.x, b.x) for a, b in zip(before, memory.classes[:2], strict=True))
+
+
+def test_small_classes_give_what_they_have() -> None:
+    memory, features = Memory(Budget("total", 30)), Recorder()
+    memory.update(new_images(0, [3, 40, 1], 1), features)
+    assert [len(c) for c in memory.classes] == [3, 10, 1]
+    assert len(memory) == 14
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_total_is_kept_and_used(seed: int) -> None:
+    draw = random.Random(seed)
+    budget = draw.randint(12, 60)
+    memory, first, enough = Memory(Budget("total", budget)), 0, True
+    for task in range(4):
+        counts = [draw.choice([70, 80, draw.randint(1, 6)]) for _ in range(draw.randint(1, 3))]
+        memory.update(new_images(first, counts, task), Recorder())
+        first += len(counts)
+        enough = enough and min(counts) >= 70
+        assert len(memory) <= budget
+        assert len(memory) == sum(len(c) for c in memory.classes)
+        if enough:
+            assert len(memory) == budget
+        assert [int(c.y[0]) for c in memory.classes] == list(range(first))
+
+
+def test_total_is_used_up_when_classes_are_large() -> None:
+    memory = Memory(Budget("total", 23))
+    for task in range(5):
+        memory.update(new_images(2 * task, [25, 25], task), Recorder())
+        assert len(memory) == 23
+
+
+def test_images_are_class_by_class_and_replace_is_the_inverse() -> None:
+    memory = Memory(Budget("total", 17))
+    memory.update(new_images(0, [20, 2, 20], 3), Recorder())
+    memory.update(new_images(3, [20], 4), Recorder())
+    images = memory.images
+    assert images.y.tolist() == sorted(images.y.tolist())
+    assert len(images) == len(memory) == 5 + 2 + 4 + 4
+    other = Memory(memory.budget)
+    other.replace(images)
+    assert len(other.classes) == len(memory.classes) == 4
+    for mine, theirs in zip(memory.classes, other.classes, strict=True):
+        assert torch.equal(mine.x, theirs.x)
+        assert torch.equal(mine.y, theirs.y)
+    assert torch.equal(other.images.x, images.x)
+
+
+def test_memory_starts_empty() -> None:
+    assert len(Memory(Budget("total", 5))) == 0
