@@ -154,7 +154,7 @@ def test_option_b_shortcut_projects_only_where_the_shape_changes() -> None:
     torch.testing.assert_close(block(x), expected.clamp(min=0))
 
 
-def test_head_growth_keeps_old_rows_and_logits_bit_for_bit() -> None:
+def test_head_growth_keeps_old_rows_bit_for_bit_and_their_logits() -> None:
     head = LinearHead(16)
     assert head.classes == 0
     head.grow(5, seeded(1))
@@ -167,7 +167,8 @@ def test_head_growth_keeps_old_rows_and_logits_bit_for_bit() -> None:
     assert head.bias.shape == (8,)
     assert torch.equal(head.weight[:5], weight)
     assert torch.equal(head.bias[:5], bias)
-    assert torch.equal(head(features)[:, :5], logits)
+    # A matrix product of another width may round its last bit otherwise.
+    torch.testing.assert_close(head(features)[:, :5].detach(), logits, rtol=0, atol=1e-6)
     assert isinstance(head.weight, nn.Parameter)
     assert head.weight.requires_grad
     assert not torch.equal(head.weight[5:], weight[:3])

@@ -107,8 +107,15 @@ def resume(
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
     out: Annotated[Path | None, typer.Option(help="HTML file. Default: report.html in the run, or here.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
 ) -> None:
     """Make one page of one run or of many: tables, curves, confusion matrices, features."""
+    if figure:
+        from edbl import records
+        from edbl.report.plots import save_curves
+        from edbl.report.tables import groups
+
+        save_curves(groups([records.read(folder) for folder in folders]), figure)
     _finish(folders, out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html")))
 
 
@@ -120,8 +127,8 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
 
     folder = out or _free(Path("runs/demo"))
     console.print(
-        "Ten digits arrive two at a time; each learner may keep 50 images of the past. Both train for the same number\n"
-        "of epochs. No choice was made on the test images."
+        "Ten digits arrive two at a time; each learner may keep 50 images of the past.\n"
+        "Both train for the same number of epochs. No choice was made on the test images."
     )
     made = recipes()
     with _bars() as progress:

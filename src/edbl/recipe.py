@@ -68,6 +68,8 @@ class _Common:
     seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
     memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "of forward passes in training; auto: bf16 on a GPU")
+    graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
     checkpoint_seconds: float = option(5.0, "least seconds between checkpoints inside a training phase", least=0)
     data: DataSettings = DataSettings()
     stream: StreamSettings = StreamSettings()

@@ -19,7 +19,7 @@ from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, 
 from edbl.engine import environment
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import evaluate, outputs
-from edbl.engine.fit import State, fit
+from edbl.engine.fit import Loop, State
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.files import lock, sweep, write_atomic
@@ -111,6 +111,8 @@ class _Session:
         if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
             raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
         self.transform = Transform.of(settings.augment, settings.pad, settings.mean, settings.std, self.device)
+        bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
+        self.loop = Loop(recipe.optim, self.transform, self.seeds, progress, bf16, recipe.graph)
         backbone = backbones.build(recipe.net.backbone, shape, self.seeds.generator(torch.device("cpu"), "backbone"))
         self.net = Net(backbone, LinearHead(backbone.width)).to(self.device)
         self.memory = Memory(budget)
@@ -246,7 +248,7 @@ class _Session:
             saved_at = time.monotonic()
 
         place = ("task", task.index, phase.name)
-        fit(self.net, phase, self.recipe.optim, self.transform, self.seeds, place, state, self.progress, after_epoch)
+        self.loop.fit(self.net, phase, place, state, after_epoch)
         save(name)
 
     def sample_features(self) -> tuple[Tensor, Tensor]:

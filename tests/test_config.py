@@ -1,0 +1,458 @@
+import math
+from dataclasses import FrozenInstanceError, dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import torch
+
+from edbl import config
+from edbl.config import Leaf, option
+from edbl.errors import EdblError
+from edbl.methods import methods
+from edbl.methods.balancing import Balancing
+from edbl.methods.iib_kd import IIBKD
+from edbl.methods.re_mkd import ReMKD
+from edbl.methods.rkd import RKD
+from edbl.methods.vanilla_mkd import VanillaMKD
+from edbl.recipe import Recipe, parse_setting
+from edbl.schedule import Optim, Schedule
+from edbl.seeds import Seeds
+
+PRESETS = ("default", "paper", "quick")
+DATA = ("digits", "cifar10", "cifar100", "tiny-imagenet", "fashion-mnist")
+SINGLE = ("finetune", "joint", "rkd", "vanilla-mkd", "re-mkd")  # methods of one phase
+DOUBLE = ("ib", "iib", "iib-kd", "edbl")
+
+# Table 6 and Appendix C: data, protocol, phases, gamma, alpha, epochs and milestones of both phases, memory.
+CIFAR_SCHEDULES = (150, (60, 100, 130), 100, (30, 60, 80))
+TINY_SCHEDULES = (250, (75, 125, 175, 225), 150, (60, 100, 130))
+EXPERIMENTS = [
+    ("cifar10", "base0", 2, 10, 1e-6, *CIFAR_SCHEDULES, "total=200"),
+    ("cifar10", "base0", 5, 100, 5e-6, *CIFAR_SCHEDULES, "total=200"),
+    ("cifar100", "base0", 2, 100, 5e-6, *CIFAR_SCHEDULES, "total=2000"),
+    ("cifar100", "base0", 5, 300, 5e-6, *CIFAR_SCHEDULES, "total=2000"),
+    ("cifar100", "base0", 10, 100, 5e-6, *CIFAR_SCHEDULES, "total=2000"),
+    ("cifar100", "base-half", 5, 300, 5e-6, *CIFAR_SCHEDULES, "per_class=20"),
+    ("cifar100", "base-half", 10, 100, 5e-6, *CIFAR_SCHEDULES, "per_class=20"),
+    ("tiny-imagenet", "base-half", 5, 10, 1e-6, *TINY_SCHEDULES, "per_class=20"),
+    ("tiny-imagenet", "base-half", 10, 10, 5e-6, *TINY_SCHEDULES, "per_class=20"),
+]
+
+
+@dataclass(frozen=True)
+class Inner:
+    depth: int = option(2, "how deep", least=1, most=9)
+    rate: float = option(0.5, "how fast", least=0, most=1)
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str = option("oak", "what it is called")
+    flag: bool = option(False, "yes or no")
+    kind: Literal["tree", "shrub"] = option("tree", "which plant")
+    steps: tuple[int, ...] = option((1, 2), "where")
+    order: str | tuple[str, ...] = option("natural", "which order")
+    first: Inner = Inner()
+    second: Inner = Inner(depth=7)
+
+
+def complaint(kind: type, values: dict[str, object]) -> str:
+    with pytest.raises(EdblError) as caught:
+        config.build(kind, values)
+    return str(caught.value)
+
+
+def test_build_keeps_defaults() -> None:
+    assert config.build(Outer, {}) == Outer()
+    assert config.build(Outer, {}).second == Inner(depth=7)
+
+
+def test_build_takes_dotted_and_short_keys() -> None:
+    built = config.build(Outer, {"second.depth": 3, "name": "elm", "steps": [4, 5, 6], "flag": True, "kind": "shrub"})
+    assert built == Outer("elm", True, "shrub", (4, 5, 6), second=Inner(3))
+    assert config.build(Inner, {"depth": 3}) == Inner(3)
+
+
+def test_build_with_a_prefix() -> None:
+    assert config.build(Inner, {"plant.depth": 3}, "plant.") == Inner(3)
+    assert config.build(Inner, {"depth": 3}, "plant.") == Inner(3)
+
+
+def test_flatten_is_the_inverse_of_build() -> None:
+    outer = Outer("elm", True, "shrub", (9,), ("b", "a"), Inner(1, 0.25), Inner(9, 1.0))
+    flat = config.flatten(outer)
+    assert flat == {
+        "name": "elm",
+        "flag": True,
+        "kind": "shrub",
+        "steps": (9,),
+        "order": ("b", "a"),
+        "first.depth": 1,
+        "first.rate": 0.25,
+        "second.depth": 9,
+        "second.rate": 1.0,
+    }
+    assert config.build(Outer, flat) == outer
+    assert list(config.flatten(Inner(), "x.")) == ["x.depth", "x.rate"]
+
+
+def test_leaves_know_type_default_help_and_range() -> None:
+    leaves = config.leaves(Outer)
+    assert leaves["second.depth"] == Leaf(int, 7, "how deep", 1, 9)
+    assert leaves["first.depth"].default == 2
+    assert leaves["name"] == Leaf(str, "oak", "what it is called", None, None)
+    assert config.flatten(Outer()) == {key: leaf.default for key, leaf in leaves.items()}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "fitted"),
+    [
+        ("first.depth", 3.0, 3),
+        ("first.rate", 1, 1.0),
+        ("name", 1993, "1993"),
+        ("order", 1993, "1993"),
+        ("order", ["b", 1], ("b", "1")),
+        ("steps", (), ()),
+        ("first.depth", 1, 1),
+        ("first.depth", 9, 9),
+        ("first.rate", 0, 0.0),
+    ],
+)
+def test_values_that_fit(key: str, value: object, fitted: object) -> None:
+    found = config.flatten(config.build(Outer, {key: value}))[key]
+    assert found == fitted
+    assert type(found) is type(fitted)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("first.depth", 2.5, "first.depth = 2.5 is not a whole number"),
+        ("first.depth", "3", "first.depth = '3' is not a whole number"),
+        ("first.depth", True, "first.depth = True is not a whole number"),
+        ("first.rate", "fast", "first.rate = 'fast' is not a number"),
+        ("first.rate", False, "first.rate = False is not a number"),
+        ("first.rate", [0.5], "first.rate = [0.5] is not a number"),
+        ("flag", 1, "flag = 1 is not true or false"),
+        ("flag", "true", "flag = 'true' is not true or false"),
+        ("name", 1.5, "name = 1.5 is not a text"),
+        ("name", True, "name = True is not a text"),
+        ("steps", 3, "steps = 3 is not a list, each item a whole number"),
+        ("steps", [1, 2.5], "steps = [1, 2.5] is not a list, each item a whole number"),
+        ("order", 1.5, "order = 1.5 is not a text or a list, each item a text"),
+        ("kind", "shrubs", "unknown value of kind 'shrubs': did you mean 'shrub'?"),
+        ("kind", "x", "unknown value of kind 'x': known: shrub, tree"),
+        ("first.depth", 0, "first.depth = 0 is too small: at least 1"),
+        ("first.depth", 10, "first.depth = 10 is too large: at most 9"),
+        ("first.rate", -0.1, "first.rate = -0.1 is too small: at least 0"),
+        ("first.rate", 1.01, "first.rate = 1.01 is too large: at most 1"),
+        ("first.rate", math.inf, "first.rate = inf is not a finite number"),
+        ("first.rate", math.nan, "first.rate = nan is not a finite number"),
+        ("depth", 3, "key 'depth' is ambiguous: it may be first.depth or second.depth"),
+        ("first.deep", 3, "unknown key 'first.deep': did you mean 'first.depth'?"),
+        ("nam", 3, "unknown key 'nam': did you mean 'name'?"),
+        ("dept", 3, "unknown key 'dept': did you mean 'depth'?"),
+    ],
+)
+def test_values_that_do_not_fit(key: str, value: object, message: str) -> None:
+    assert complaint(Outer, {key: value}) == message
+
+
+def test_resolve() -> None:
+    known = ["a", "b.a", "b.c", "d.c.e", "f.e.c"]
+    assert config.resolve("a", known) == "a"  # a whole key is never ambiguous
+    assert config.resolve("b.a", known) == "b.a"
+    assert config.resolve("c.e", known) == "d.c.e"
+    assert config.resolve("e", known) == "d.c.e"
+    with pytest.raises(EdblError, match=r"key 'c' is ambiguous: it may be b\.c or f\.e\.c"):
+        config.resolve("c", known)
+
+
+def test_rates_of_a_schedule() -> None:
+    schedule = Schedule(150, 0.1, (60, 100, 130), 0.1)
+    for epoch in range(150):
+        expected = 0.1
+        for milestone in (60, 100, 130):
+            if epoch >= milestone:
+                expected *= 0.1
+        assert schedule.rate(epoch, warmup=0) == pytest.approx(expected)
+
+
+def test_warmup_rises_evenly_from_a_third() -> None:
+    schedule = Schedule(150, 0.3, (60, 100, 130))
+    rates = [schedule.rate(epoch, warmup=5) for epoch in range(7)]
+    assert rates == pytest.approx([0.1, 0.14, 0.18, 0.22, 0.26, 0.3, 0.3])
+    assert schedule.rate(60, warmup=5) == pytest.approx(0.03)
+
+
+def test_scaled_schedules_keep_their_proportions() -> None:
+    assert Schedule(150, 0.1, (60, 100, 130)).scaled(30) == Schedule(30, 0.1, (12, 20, 26))
+    assert Schedule(100, 0.01, (30, 60, 80)).scaled(200) == Schedule(200, 0.01, (60, 120, 160))
+    assert Schedule(150, 0.1, (60, 100, 130)).scaled(150) == Schedule(150, 0.1, (60, 100, 130))
+    assert Schedule(150, 0.1, (1,)).scaled(3).milestones == (1,)
+
+
+def test_seeds_depend_on_seed_and_place_alone() -> None:
+    seeds = Seeds(3)
+    places: list[tuple[int | str, ...]] = [("a",), ("b",), ("a", 1), ("a", "1"), ("a1",), ("a", 1, 2), ("a", 12), ()]
+    found = [seeds.number(*place) for place in places]
+    assert len(set(found)) == len(places)
+    assert all(0 <= number < 2**63 for number in found)
+    assert [Seeds(3).number(*place) for place in places] == found
+    assert not set(found) & {Seeds(4).number(*place) for place in places}
+    device = torch.device("cpu")
+    first = torch.rand(3, generator=seeds.generator(device, "a", 1))
+    assert torch.equal(first, torch.rand(3, generator=seeds.generator(device, "a", 1)))
+    assert not torch.equal(first, torch.rand(3, generator=seeds.generator(device, "a", 2)))
+
+
+def test_all_methods_are_known() -> None:
+    assert set(methods()) == {*SINGLE, *DOUBLE}
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_toml_round_trip(method: str, preset: str, data: str, tmp_path: Path) -> None:
+    recipe = Recipe.build(method, data, preset=preset, seed=7)
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.toml(), encoding="utf-8")
+    assert Recipe.read(path) == recipe
+    assert Recipe.of(recipe.values()) == recipe
+    assert (recipe.method, recipe.data.name, recipe.preset, recipe.seed) == (method, data, preset, 7)
+    assert isinstance(recipe.options, methods()[method].Config)
+
+
+def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
+    given: dict[str, object] = {
+        "data.name": './földer "x" \\ \t\x7f\n',
+        "stream.protocol": "tasks",
+        "stream.tasks": [["cat", 'a "dog"'], ["été", "3"]],
+        "stream.order": ["b", "a"],
+        "options.alpha": 1e-12,
+        "options.gamma": 1e20,
+        "schedule.milestones": [],
+        "data.mean": [0.1, 0.2, 1 / 3],
+        "data.skip_bad": True,
+    }
+    recipe = Recipe.of(given)
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe.toml(), encoding="utf-8", newline="\n")
+    assert Recipe.read(path) == recipe
+    values = recipe.values()
+    for key, value in given.items():
+        plain = values[key]
+        assert (plain == value) or (isinstance(value, list) and isinstance(plain, tuple) and len(plain) == len(value))
+    assert recipe.stream.tasks == (("cat", 'a "dog"'), ("été", "3"))
+
+
+def test_toml_is_sorted_into_sections() -> None:
+    text = Recipe.build("edbl", "cifar100").toml()
+    assert text.startswith('method = "edbl"\npreset = "default"\n')
+    for line in ("[data]", "[options]", "[options.balance]", "[optim]", "gamma = 300.0", "alpha = 5e-06"):
+        assert line in text.splitlines()
+
+
+def test_a_file_may_leave_out_what_the_preset_knows(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('method = "rkd"\nepochs = 3\n[data]\nname = "cifar10"\n[stream]\norder = 1993\n', encoding="utf-8")
+    recipe = Recipe.read(path)
+    assert recipe == Recipe.build("rkd", "cifar10", epochs=3, order="1993")
+    assert recipe.schedule.epochs == 3
+    assert recipe.memory == "total=200"
+    changed = Recipe.read(path, {"schedule.epochs": 4, "data.name": "cifar100"})
+    assert (changed.schedule.epochs, changed.data.name, changed.memory) == (4, "cifar100", "total=2000")
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    with pytest.raises(EdblError, match=r"cannot read recipe .*recipe\.toml: No such file"):
+        Recipe.read(path)
+    path.write_text("method = ", encoding="utf-8")
+    with pytest.raises(EdblError, match=r"recipe\.toml is not valid TOML"):
+        Recipe.read(path)
+    path.write_bytes(b'method = "\xff"')
+    with pytest.raises(EdblError, match=r"recipe\.toml is not valid TOML"):
+        Recipe.read(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "edlb"}, "unknown method 'edlb': did you mean 'edbl'?"),
+        ({"method": "iib_kd"}, "unknown method 'iib_kd': did you mean 'iib-kd'?"),
+        ({"data.name": "cifar1000"}, "unknown data set 'cifar1000': did you mean 'cifar100'?"),
+        ({"name": "digit"}, "unknown data set 'digit': did you mean 'digits'?"),
+        ({"gama": 3}, "unknown key 'gama': did you mean 'gamma'?"),
+        ({"method": "rkd", "gamma": 3}, "unknown key 'gamma': "),
+        ({"options.redaing": "batch"}, "unknown key 'options.redaing': did you mean 'options.reading'?"),
+        ({"options.reading": "bacth"}, "unknown value of options.reading 'bacth': did you mean 'batch'?"),
+        ({"preset": "papers"}, "unknown value of preset 'papers': did you mean 'paper'?"),
+        ({"stream.protocol": "base-0"}, "unknown value of stream.protocol 'base-0': did you mean 'base0'?"),
+        ({"net.backbone": "resnet34"}, "unknown backbone 'resnet34': did you mean 'resnet32'?"),
+        ({"memory": "2000"}, "memory '2000' is not understood: write total=2000 or per_class=20"),
+        ({"epochs": 3}, "key 'epochs' is ambiguous: it may be schedule.epochs or options.balance.epochs"),
+        ({"seed": -1}, "seed = -1 is too small: at least 0"),
+        ({"schedule.epochs": 0}, "schedule.epochs = 0 is too small: at least 1"),
+        ({"optim.momentum": 1.5}, "optim.momentum = 1.5 is too large: at most 1"),
+        ({"optim.batch": "big"}, "optim.batch = 'big' is not a whole number"),
+        ({"options.detach": "no"}, "options.detach = 'no' is not true or false"),
+    ],
+)
+def test_mistakes_are_explained(given: dict[str, object], message: str) -> None:
+    with pytest.raises(EdblError) as caught:
+        Recipe.of(given)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("method", SINGLE)
+def test_short_keys_where_unambiguous(method: str) -> None:
+    recipe = Recipe.build(method, epochs=9, lr=0.5)
+    assert (recipe.schedule.epochs, recipe.schedule.lr) == (9, 0.5)
+
+
+def test_keys_are_those_of_the_method() -> None:
+    assert "options.gamma" not in Recipe.keys("rkd")
+    assert "options.balance.epochs" in Recipe.keys("edbl")
+    recipe = Recipe.build("edbl")
+    assert set(recipe.values()) == set(Recipe.keys("edbl"))
+
+
+def test_recipes_are_frozen_and_hashable() -> None:
+    recipes = [Recipe.build(method, data) for method in sorted(methods()) for data in DATA]
+    assert len(set(recipes)) == len(recipes)
+    assert hash(Recipe.build("edbl", order=["1", "0"])) == hash(Recipe.build("edbl", order=("1", "0")))
+    with pytest.raises(FrozenInstanceError):
+        recipes[0].seed = 3  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        recipes[0].schedule.lr = 3.0  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        recipes[0].options.gamma = 3.0  # type: ignore[attr-defined]
+
+
+def test_given_values_win_over_preset_and_data_set() -> None:
+    recipe = Recipe.build(
+        "edbl",
+        "cifar100",
+        preset="paper",
+        memory="total=77",
+        gamma=5,
+        nesterov=True,
+        **{"schedule.epochs": 11, "options.balance.lr": 0.5, "stream.protocol": "base-half", "data.pad": 1},
+    )
+    assert isinstance(recipe.options, Balancing.Config)
+    assert (recipe.memory, recipe.options.gamma, recipe.optim.nesterov) == ("total=77", 5.0, True)
+    assert (recipe.schedule.epochs, recipe.options.balance.lr, recipe.data.pad) == (11, 0.5, 1)
+    assert recipe.schedule.milestones == (60, 100, 130)
+
+
+@pytest.mark.parametrize("preset", ["paper", "default"])
+@pytest.mark.parametrize(
+    ("data", "protocol", "phases", "gamma", "alpha", "epochs", "drops", "balance_epochs", "balance_drops", "memory"),
+    EXPERIMENTS,
+)
+def test_the_papers_experiments(
+    preset: str,
+    data: str,
+    protocol: str,
+    phases: int,
+    gamma: float,
+    alpha: float,
+    epochs: int,
+    drops: tuple[int, ...],
+    balance_epochs: int,
+    balance_drops: tuple[int, ...],
+    memory: str,
+) -> None:
+    recipe = Recipe.build("edbl", data, preset=preset, protocol=protocol, phases=phases)
+    options = recipe.options
+    assert isinstance(options, Balancing.Config)
+    assert isinstance(options, IIBKD.Config)
+    assert isinstance(options, ReMKD.Config)
+    assert (options.gamma, options.alpha) == (gamma, alpha)
+    assert recipe.schedule == Schedule(epochs, 0.1, drops, 0.1)
+    assert options.balance == Schedule(balance_epochs, 0.01, balance_drops, 0.1)
+    assert recipe.memory == memory
+    assert (recipe.optim.batch, recipe.optim.weight_decay, recipe.optim.momentum) == (128, 0.0002, 0.9)
+    assert (options.beta, options.min_old) == (1.0, 32)
+    crop = (recipe.data.augment, recipe.data.pad)
+    assert crop == (("flip", 0) if data == "tiny-imagenet" else ("crop-flip", 4))
+    assert recipe.net.backbone == ("resnet18" if data == "tiny-imagenet" else "resnet32")
+
+
+def test_paper_is_literal_where_default_is_not() -> None:
+    paper, default = (Recipe.build("edbl", "cifar100", preset=preset) for preset in ("paper", "default"))
+    assert (paper.optim.nesterov, paper.optim.warmup) == (False, 0)
+    assert (default.optim.nesterov, default.optim.warmup) == (True, 5)
+    for recipe, scale, rounds, over, total in ((paper, "none", 0, "all", "one"), (default, "t2", 16, "old", "classes")):
+        options = recipe.options
+        assert isinstance(options, IIBKD.Config)
+        assert isinstance(options, ReMKD.Config)
+        assert (options.kd_scale, options.max_rounds, options.factor_over) == (scale, rounds, over)
+        assert options.weight_sum == total
+
+
+def test_every_method_takes_its_part_of_the_paper_preset() -> None:
+    for name in sorted(methods()):
+        recipe = Recipe.build(name, "cifar100", preset="paper")
+        assert recipe.schedule == Schedule(150, 0.1, (60, 100, 130))
+        options = recipe.options
+        if isinstance(options, RKD.Config):
+            assert options.kd_scale == "none"
+        if isinstance(options, Balancing.Config):
+            assert options.gamma == 300.0
+            assert options.balance == Schedule(100, 0.01, (30, 60, 80))
+
+
+def test_quick_is_quick() -> None:
+    for data in DATA:
+        recipe = Recipe.build("edbl", data, preset="quick")
+        assert isinstance(recipe.options, Balancing.Config)
+        assert recipe.schedule.epochs + recipe.options.balance.epochs <= 10
+        assert max(recipe.schedule.milestones) < recipe.schedule.epochs
+        assert recipe.optim.warmup <= 1
+
+
+def test_defaults_of_the_methods() -> None:
+    defaults = {name: kind.Config() for name, kind in methods().items()}
+    detached = {name: c.detach for name, c in defaults.items() if isinstance(c, Balancing.Config)}
+    assert detached == {"ib": False, "iib": False, "iib-kd": False, "edbl": True}  # A10
+    distilled = {name: c.balance_kd_weight for name, c in defaults.items() if isinstance(c, Balancing.Config)}
+    assert distilled == {"ib": 0.0, "iib": 0.0, "iib-kd": 1.0, "edbl": 1.0}  # A4, A19
+    mixed = {name for name, c in defaults.items() if isinstance(c, VanillaMKD.Config)}
+    assert mixed == {"vanilla-mkd", "re-mkd", "edbl"}
+    for c in defaults.values():
+        if isinstance(c, RKD.Config):
+            assert (c.temperature, c.kd_weight) == (2.0, 1.0)
+    assert Optim() == Optim(batch=128, momentum=0.9, nesterov=True, weight_decay=2e-4, warmup=5, steps=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("schedule.epochs=20", ("schedule.epochs", 20)),
+        (" lr = 0.5 ", ("lr", 0.5)),
+        ("alpha=1e-5", ("alpha", 1e-5)),
+        ("detach=true", ("detach", True)),
+        ("method=edbl", ("method", "edbl")),
+        ("name=./my folder", ("name", "./my folder")),
+        ('name="a = b"', ("name", "a = b")),
+        ("name=a=b", ("name", "a=b")),
+        ("memory=total=200", ("memory", "total=200")),
+        ("milestones=[3, 4]", ("milestones", [3, 4])),
+        ('tasks=[["a"], ["b", "c"]]', ("tasks", [["a"], ["b", "c"]])),
+        ("order=1993", ("order", 1993)),
+        ("name=", ("name", "")),
+    ],
+)
+def test_parse_setting(text: str, expected: tuple[str, object]) -> None:
+    key, value = parse_setting(text)
+    assert (key, value) == expected
+    assert type(value) is type(expected[1])
+
+
+@pytest.mark.parametrize("text", ["epochs", "", "=3", "  =3"])
+def test_parse_setting_errors(text: str) -> None:
+    with pytest.raises(EdblError, match=r"write KEY=VALUE, such as schedule\.epochs=20"):
+        parse_setting(text)

@@ -1,0 +1,537 @@
+"""What each method trains on, with which phases, without training any."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from edbl.data.images import Images
+from edbl.data.mixing import Batch, PairMixup, Ratio, ResamplingMixup, VanillaMixup, unmixed
+from edbl.data.samplers import OldNew, Pairs, Uniform
+from edbl.data.stream import Task
+from edbl.memory import Budget, Memory
+from edbl.methods import find_method, methods
+from edbl.methods.balancing import Balancing
+from edbl.methods.base import Draw, Method, Phase
+from edbl.methods.re_mkd import ReMKD, old_share
+from edbl.nets.backbones import build
+from edbl.nets.heads import LinearHead
+from edbl.nets.net import Net
+from edbl.schedule import Optim, Schedule
+
+METHODS = sorted(methods())
+BALANCING = ("ib", "iib", "iib-kd", "edbl")
+MIXING = ("vanilla-mkd", "re-mkd", "edbl")
+TEACHING = ("rkd", "vanilla-mkd", "re-mkd", *BALANCING)
+TRAIN, BALANCE = Schedule(4, 0.2, (2,)), Schedule(3, 0.02, (1,))
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def images_of(counts: list[int], first: int = 0, seed: int = 0) -> Images:
+    """Return images of one pixel, class by class from class ``first``."""
+    y = torch.tensor([first + k for k, count in enumerate(counts) for _ in range(count)], dtype=torch.int64)
+    return Images(torch.randint(256, (len(y), 1, 1, 1), generator=seeded(seed), dtype=torch.uint8), y)
+
+
+def task_of(old: int, new_counts: list[int]) -> Task:
+    """Return a task with ``old`` old classes of 6 images each in the stream."""
+    train = images_of(new_counts, old, seed=1)
+    stream = Images.cat([images_of([6] * old, seed=2), train, images_of([5], old + len(new_counts), seed=3)])
+    return Task(int(old > 0), old, len(new_counts), train, train, stream)
+
+
+@dataclass
+class Calls:
+    """Features of an image: its pixel and its square; notes which images it was asked for."""
+
+    asked: list[Images]
+
+    def __call__(self, images: Images) -> Tensor:
+        self.asked.append(images)
+        pixel = images.x.flatten(1).float() / 255
+        return torch.cat([pixel, pixel.square() + 0.1], 1)
+
+
+def make(name: str, batch: int = 8, budget: Budget | None = None, **options: object) -> Method:
+    """Return a method with a small net that knows no class yet and an empty memory."""
+    kind = find_method(name)
+    backbone = build("mlp", (1, 1, 1), seeded())
+    net = Net(backbone, LinearHead(backbone.width))
+    memory = Memory(budget or Budget("total", 12))
+    if issubclass(kind, Balancing):
+        options = {"balance": BALANCE, **options}
+    return kind(net, memory, kind.Config(**options), TRAIN, Optim(batch=batch), Calls([]))
+
+
+def after_first_task(method: Method, exemplars: list[int], new_counts: list[int]) -> Task:
+    """Let a method know the old classes, hold these exemplars of them, and begin the next task."""
+    method.net.grow(len(exemplars), seeded(4))
+    method.memory.replace(images_of(exemplars, seed=5))
+    task = task_of(len(exemplars), new_counts)
+    method.begin(task, seeded(6))
+    return task
+
+
+def balancing(name: str, **options: object) -> Balancing:
+    method = make(name, **options)  # type: ignore[arg-type]
+    assert isinstance(method, Balancing)
+    return method
+
+
+def re_mkd(batch: int = 8, **options: object) -> ReMKD:
+    method = make("re-mkd", batch, **options)  # type: ignore[arg-type]
+    assert isinstance(method, ReMKD)
+    return method
+
+
+def a_batch(seen: int, n: int = 10) -> Batch:
+    x = torch.randn(n, 1, 1, 1, generator=seeded(7))
+    y = torch.rand(n, seen, generator=seeded(8))
+    return Batch(x, y / y.sum(1, keepdim=True))
+
+
+# A1: images of each new class, exemplars of all old classes, old classes, N.
+C100_BASE0_5 = [(500, 2000, old, n) for old, n in ((20, 5.0), (40, 10.0), (60, 15.0), (80, 20.0))]
+C100_BASE0_10 = [(500, 2000, 10 * t, 2.5 * t) for t in range(1, 10)]
+OTHERS = [(500, 2000, 50, 12.5), (500, 20 * 50, 50, 25.0), (500, 20 * 90, 90, 25.0), (500, 20 * 100, 100, 25.0)]
+C10 = [(5000, 200, 5, 125.0), *((5000, 200, old, n) for old, n in ((2, 50.0), (4, 100.0), (6, 150.0), (8, 200.0)))]
+
+
+@pytest.mark.parametrize(
+    ("per_class", "exemplars", "old", "proportion"), [*C100_BASE0_5, *C100_BASE0_10, *OTHERS, *C10]
+)
+def test_rounds_are_half_of_the_proportion(per_class: int, exemplars: int, old: int, proportion: float) -> None:
+    uncapped, capped = re_mkd(max_rounds=0), re_mkd()
+    task = task_of(old, [per_class] * 2)
+    for method in (uncapped, capped):
+        method.memory.replace(images_of(Budget("total", exemplars).quotas(old)))
+    rounds = uncapped.rounds(task)
+    assert abs(rounds - proportion / 2) <= 0.5
+    assert capped.rounds(task) == min(rounds, 16)
+
+
+def test_rounds_are_at_least_one() -> None:
+    method = re_mkd()
+    method.memory.replace(images_of([10, 10]))
+    assert method.rounds(task_of(2, [4, 4, 4])) == 1
+
+
+def test_explicit_rounds_and_the_cap() -> None:
+    task = task_of(2, [40, 40])
+    for options, rounds in (
+        ({"rounds": 3}, 3),
+        ({"rounds": 3, "max_rounds": 2}, 2),
+        ({"rounds": 40, "max_rounds": 0}, 40),
+        ({}, 10),
+        ({"max_rounds": 7}, 7),
+        ({"max_rounds": 0}, 10),
+    ):
+        method = re_mkd(**options)
+        method.memory.replace(images_of([2, 2]))
+        assert method.rounds(task) == rounds
+
+
+def test_rounds_take_unequal_classes_by_their_means() -> None:
+    method = re_mkd()
+    method.memory.replace(images_of([1, 3]))
+    assert method.rounds(task_of(2, [10, 30, 20])) == 5  # N = 20 / 2
+
+
+def label_mass(draw: Draw, seen: int, epochs: int) -> Tensor:
+    """Return the mean label of what the real sampler and mixing give, ``[seen]``."""
+    generator = seeded(11)
+    total, count = torch.zeros(seen, dtype=torch.float64), 0
+    for _ in range(epochs):
+        for index in draw.sampler(generator):
+            labels = torch.eye(seen)[draw.data.y[index]]
+            mixed = draw.mixing(Batch(torch.zeros(len(index), 1), labels), generator)
+            total += mixed.y.double().sum(0)
+            count += len(mixed.y)
+    return total / count
+
+
+SHAPES = [([10, 10], [60, 60], 16), ([3, 3, 3, 3], [30, 30], 16), ([8, 12], [10, 50, 30], 32), ([1], [2], 8)]
+
+
+@pytest.mark.parametrize("reading", ["batch", "epoch", "concat"])
+@pytest.mark.parametrize(("exemplars", "new_counts", "batch"), SHAPES)
+def test_old_share_is_what_is_drawn(reading: str, exemplars: list[int], new_counts: list[int], batch: int) -> None:
+    method = re_mkd(batch, reading=reading, min_old=6, ratio_per="sample")
+    task = after_first_task(method, exemplars, new_counts)
+    draw = method.draw(task)
+    mass = label_mass(draw, task.seen, epochs=60 if sum(new_counts) > 50 else 800)
+    assert draw.old_share is not None
+    assert mass[: task.old].sum().item() == pytest.approx(draw.old_share, abs=0.012)
+
+
+@pytest.mark.parametrize(("old", "new", "rounds"), [(32, 107, 10), (4, 3, 2), (1, 1, 1)])
+def test_old_share_by_counting_pairs(old: int, new: int, rounds: int) -> None:
+    kinds = [1.0] * (rounds * old) + [0.5] * (rounds * old) + [0.0] * new
+    assert old_share(old, new, rounds) == pytest.approx(sum(kinds) / len(kinds))
+
+
+def lambdas(counts: list[float], gamma: float, classes: int) -> list[float]:
+    """Eq. 7."""
+    total = sum(1 / n for n in counts)
+    return [classes * gamma * (1 / n) / total for n in counts]
+
+
+@pytest.mark.parametrize("name", BALANCING)
+def test_raw_class_weights(name: str) -> None:
+    for weight_sum, factor in (("one", 1), ("classes", 4)):
+        method = balancing(name, counts="raw", gamma=30.0, weight_sum=weight_sum)
+        task = after_first_task(method, [2, 4], [20, 10])
+        weights = method.class_weights(method.draw(task), task)
+        torch.testing.assert_close(weights, torch.tensor(lambdas([2, 4, 20, 10], 30.0, factor)))
+
+
+@pytest.mark.parametrize("reading", ["batch", "epoch", "concat"])
+def test_effective_class_weights_are_those_of_the_label_mass(reading: str) -> None:
+    method = balancing(
+        "edbl", batch=16, gamma=30.0, counts="effective", weight_sum="one", reading=reading, min_old=6,
+        ratio_per="sample",
+    )  # fmt: skip
+    task = after_first_task(method, [4, 8], [60, 30])
+    draw = method.draw(task)
+    weights = method.class_weights(draw, task)
+    mass = label_mass(draw, 4, epochs=200)
+    torch.testing.assert_close(weights, torch.tensor(lambdas(mass.tolist(), 30.0, 1)), rtol=0.05, atol=0)
+    assert weights.sum().item() == pytest.approx(30)
+
+
+def test_effective_counts_without_resampling_are_raw() -> None:
+    found = []
+    for counts in ("raw", "effective"):
+        method = balancing("iib-kd", counts=counts)
+        task = after_first_task(method, [2, 4], [20, 10])
+        found.append(method.class_weights(method.draw(task), task))
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_first_task(name: str) -> None:
+    method = make(name)
+    task = task_of(0, [9, 9])
+    method.begin(task, seeded())
+    assert method.teacher is None
+    assert method.net.head.classes == 2
+    phases = list(method.phases(task))
+    assert [phase.name for phase in phases] == ["train"]
+    (phase,) = phases
+    assert phase.schedule == TRAIN
+    assert phase.train_mode
+    assert torch.equal(phase.draw.data.x, task.train.x)
+    assert phase.draw.sampler == Uniform(18, 8)
+    # A12: vanilla mixup where the method mixes at all.
+    assert phase.draw.mixing == (VanillaMixup(Ratio(1.0, "pass")) if name in MIXING else unmixed)
+    assert method.epochs(first=True) == TRAIN.epochs
+    batch = a_batch(2)
+    expected = -(batch.y * method.net.eval()(batch.x).logits.softmax(1).log()).sum(1).mean()
+    torch.testing.assert_close(phase.loss(batch), expected)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_first_task_without_mixup(name: str) -> None:
+    method = make(name, first_task="plain")
+    task = task_of(0, [9, 9])
+    method.begin(task, seeded())
+    (phase,) = method.phases(task)
+    assert phase.draw.mixing is unmixed
+    later = make(name, first_task="plain")
+    assert later.draw(after_first_task(later, [3, 3], [9, 9])).mixing is not unmixed
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_mixing_ratio_is_the_configured_one(name: str) -> None:
+    method = make(name, beta=0.4, ratio_per="sample")
+    task = after_first_task(method, [3, 3], [9, 9])
+    mixing = method.draw(task).mixing
+    assert isinstance(mixing, VanillaMixup | ResamplingMixup)
+    assert mixing.ratio == Ratio(0.4, "sample")
+
+
+def phases_of(method: Method, task: Task) -> list[Phase]:
+    phases = list(method.phases(task))
+    assert sum(phase.schedule.epochs for phase in phases) == method.epochs(first=not task.old)
+    return phases
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_phases_of_later_tasks(name: str) -> None:
+    method = make(name)
+    task = after_first_task(method, [3, 3], [9, 9])
+    assert method.net.head.classes == 4
+    phases = phases_of(method, task)
+    two = name in BALANCING
+    assert [phase.name for phase in phases] == (["train", "balance"] if two else ["train"])
+    assert [phase.schedule for phase in phases] == ([TRAIN, BALANCE] if two else [TRAIN])
+    everything = {id(p) for p in method.net.parameters()}
+    for phase in phases:
+        assert {id(p) for p in phase.params} == everything  # Algorithm 1 trains the whole model
+        assert phase.train_mode
+    if two:
+        assert phases[0].draw is phases[1].draw  # A13: the same images, drawn alike
+
+
+@pytest.mark.parametrize("name", TEACHING)
+def test_the_old_net_is_the_teacher(name: str) -> None:
+    method = make(name)
+    method.net.grow(2, seeded())
+    before = method.net.frozen()
+    method.memory.replace(images_of([3, 3]))
+    task = task_of(2, [9, 9])
+    method.begin(task, seeded(6))
+    assert method.teacher is not None
+    assert method.teacher.head.classes == 2
+    x = a_batch(4).x
+    assert torch.equal(method.teach(x), before(x).logits)
+    assert not method.teach(x).requires_grad
+
+
+def test_no_teacher_no_lesson() -> None:
+    method = make("rkd")
+    method.begin(task_of(0, [3]), seeded())
+    with pytest.raises(RuntimeError, match="no teacher"):
+        method.teach(a_batch(1).x)
+
+
+@pytest.mark.parametrize("name", ["rkd", "vanilla-mkd", *BALANCING[:3]])
+def test_plain_methods_draw_new_images_and_exemplars_alike(name: str) -> None:
+    method = make(name)
+    task = after_first_task(method, [3, 2], [9, 9])
+    draw = method.draw(task)
+    assert torch.equal(draw.data.x, torch.cat([method.memory.images.x, task.train.x]))
+    assert draw.data.y.tolist() == [0] * 3 + [1] * 2 + [2] * 9 + [3] * 9
+    assert draw.sampler == Uniform(23, 8)
+    assert draw.old_share is None
+    assert draw.mixing == (VanillaMixup(Ratio(1.0, "pass")) if name == "vanilla-mkd" else unmixed)
+
+
+@pytest.mark.parametrize("name", ["re-mkd", "edbl"])
+def test_resampling_methods_by_reading(name: str) -> None:
+    # 10 exemplars and 80 new images: N = 40 / 5 = 8, so 4 rounds; 16 of 90 are 14.2 new and 1.8 old by nature.
+    ratio = Ratio(1.0, "pass")
+    drawn = {}
+    for reading in ("batch", "epoch", "concat"):
+        method = make(name, batch=16, reading=reading, min_old=6)
+        task = after_first_task(method, [5, 5], [40, 40])
+        drawn[reading] = method.draw(task)
+        assert torch.equal(drawn[reading].data.x, torch.cat([method.memory.images.x, task.train.x]))
+    assert drawn["batch"].sampler == OldNew(10, 80, 6, 14, steps=5)
+    assert drawn["batch"].mixing == ResamplingMixup(6, 4, ratio)
+    assert drawn["epoch"].sampler == Pairs(10, 80, 4, 16)
+    assert drawn["epoch"].mixing == PairMixup(ratio)
+    assert drawn["concat"].sampler == OldNew(10, 80, 6, 16, steps=5)
+    assert drawn["concat"].mixing == VanillaMixup(ratio)
+    assert drawn["concat"].old_share == 6 / 22
+
+
+def test_at_least_32_old_images_by_default() -> None:
+    method = make("edbl", batch=128)
+    task = after_first_task(method, [10] * 4, [300, 300])
+    sampler = method.draw(task).sampler
+    assert isinstance(sampler, OldNew)
+    assert sampler.old_batch == 32
+
+
+def test_finetune_draws_new_images_alone() -> None:
+    method = make("finetune")
+    task = after_first_task(method, [3, 3], [9, 7])
+    draw = method.draw(task)
+    assert torch.equal(draw.data.x, task.train.x)
+    assert set(draw.data.y.tolist()) == {2, 3}
+    index = draw.sampler(seeded())
+    assert index.shape == (2, 8)
+    assert int(index.max()) < 16
+
+
+def test_joint_draws_all_images_of_all_seen_classes() -> None:
+    method = make("joint")
+    task = after_first_task(method, [3, 3], [9, 7])
+    draw = method.draw(task)
+    assert draw.data.counts(5).tolist() == [6, 6, 9, 7, 0]  # nothing of the class still to come
+    assert draw.sampler == Uniform(28, 8)
+
+
+def test_joint_starts_afresh_unless_told() -> None:
+    for restart in (True, False):
+        method = make("joint", restart=restart)
+        method.net.grow(2, seeded())
+        before = [p.detach().clone() for p in method.net.backbone.parameters()]
+        head = method.net.head.weight.detach().clone()
+        task = task_of(2, [5, 5])
+        method.begin(task, seeded(3))
+        assert method.net.head.classes == 4
+        after = list(method.net.backbone.parameters())
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) is not restart
+        assert torch.equal(method.net.head.weight[:2], head) is not restart
+
+
+@pytest.mark.parametrize("name", ["finetune", "joint"])
+def test_bounds_have_no_distillation(name: str) -> None:
+    method = make(name)
+    task = after_first_task(method, [3, 3], [9, 9])
+    (phase,) = method.phases(task)
+    batch = a_batch(4)
+    expected = -(batch.y * method.net.eval()(batch.x).logits.softmax(1).log()).sum(1).mean()
+    torch.testing.assert_close(phase.loss(batch), expected)
+
+
+def losses_with_two_teachers(method: Balancing, which: int) -> tuple[float, float]:
+    """Return a phase's loss with the old teacher and with one that knows other things."""
+    task = after_first_task(method, [3, 3], [9, 9])
+    phase = list(method.phases(task))[which]
+    method.net.eval()
+    batch = a_batch(4)
+    first = phase.loss(batch).item()
+    assert method.teacher is not None
+    other = method.teacher
+    for parameter in other.head.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=seeded(12))
+    return first, phase.loss(batch).item()
+
+
+@pytest.mark.parametrize("name", BALANCING)
+def test_which_phases_distil(name: str) -> None:
+    options: dict[str, object] = {} if name == "ib" else {"alpha": 0.0}  # alpha would let the factor see the teacher
+    first, second = losses_with_two_teachers(balancing(name, **options), which=0)
+    assert abs(first - second) > 1e-2
+    first, second = losses_with_two_teachers(balancing(name, **options), which=1)
+    assert (abs(first - second) > 1e-2) is (name in ("iib-kd", "edbl"))
+
+
+@pytest.mark.parametrize("name", ["iib", "iib-kd", "edbl"])
+def test_alpha_lets_the_factor_see_the_teacher(name: str) -> None:
+    first, second = losses_with_two_teachers(balancing(name, alpha=1.0, balance_kd_weight=0.0), which=1)
+    assert abs(first - second) > 1e-4
+
+
+def test_factor_over_and_coupled_are_passed_on() -> None:
+    found = []
+    for options in ({}, {"factor_over": "all"}, {"factor": "coupled"}, {"factor": "coupled", "factor_over": "all"}):
+        method = balancing("iib-kd", alpha=1.0, **options)
+        task = after_first_task(method, [3, 3], [9, 9])
+        phase = list(method.phases(task))[1]
+        method.net.eval()
+        method.net.head.weight.data += torch.randn(4, 128, generator=seeded(13)) * 0.1  # away from the teacher
+        found.append(phase.loss(a_batch(4)).item())
+    assert len({round(v, 4) for v in found}) == 4
+
+
+def test_weight_place_is_passed_on() -> None:
+    found = []
+    for place in ("inside", "outside"):
+        method = balancing("edbl", weight_place=place)
+        task = after_first_task(method, [3, 3], [9, 9])
+        phase = list(method.phases(task))[1]
+        method.net.eval()
+        found.append(phase.loss(a_batch(4)).item())
+    assert abs(found[0] - found[1]) > 1e-3
+
+
+@pytest.mark.parametrize("name", BALANCING)
+def test_balance_loss_uses_the_class_weights_of_its_draw(name: str) -> None:
+    method = balancing(name, balance_kd_weight=0.0)
+    task = after_first_task(method, [2, 4], [9, 20])
+    phase = list(method.phases(task))[1]
+    method.net.eval()
+    batch = a_batch(4)
+    expected = method.balance_loss(batch, method.class_weights(phase.draw, task))
+    torch.testing.assert_close(phase.loss(batch), expected)
+    assert not torch.isclose(expected, method.balance_loss(batch, torch.ones(4)))
+
+
+@pytest.mark.parametrize("name", BALANCING)
+def test_balance_layers_head_trains_the_head_alone(name: str) -> None:
+    method = balancing(name, balance_layers="head")
+    task = after_first_task(method, [3, 3], [9, 9])
+    train, balance = method.phases(task)
+    assert {id(p) for p in train.params} == {id(p) for p in method.net.parameters()}
+    assert {id(p) for p in balance.params} == {id(method.net.head.weight), id(method.net.head.bias)}
+
+
+@pytest.mark.parametrize("name", BALANCING)
+def test_balance_norm_eval_keeps_running_statistics(name: str) -> None:
+    method = balancing(name, balance_norm="eval")
+    task = after_first_task(method, [3, 3], [9, 9])
+    assert [phase.train_mode for phase in method.phases(task)] == [True, False]
+
+
+def walk(method: Balancing, task: Task, between: Callable[[], None]) -> None:
+    """Go through the phases as the engine does; ``between`` stands for the training of the first."""
+    for phase in method.phases(task):
+        if phase.name == "train":
+            between()
+
+
+@pytest.mark.parametrize("teacher", ["old", "train"])
+def test_balance_teacher(teacher: Literal["old", "train"]) -> None:
+    method = balancing("edbl", balance_teacher=teacher)
+    task = after_first_task(method, [3, 3], [9, 9])
+    old = method.teacher
+
+    def learn() -> None:
+        assert method.teacher is old
+        for parameter in method.net.parameters():
+            parameter.data += 0.1
+
+    walk(method, task, learn)
+    x = a_batch(4).x
+    assert method.teacher is not None
+    if teacher == "old":
+        assert method.teacher is old
+        assert method.teach(x).shape == (10, 2)
+    else:
+        assert torch.equal(method.teach(x), method.net.eval()(x).logits)  # the net as it is after phase 1
+        assert method.teacher is not method.net
+        assert not any(p.requires_grad for p in method.teacher.parameters())
+        assert method.balance_loss(a_batch(4), torch.ones(4)).isfinite()
+
+
+@pytest.mark.parametrize("name", ["edbl", "iib-kd"])
+@pytest.mark.parametrize("after", ["balance", "train"])
+def test_exemplars_after(name: str, after: Literal["balance", "train"]) -> None:
+    method = balancing(name, exemplars_after=after)
+    task = after_first_task(method, [6, 6], [9, 9])
+    features = method.features
+    assert isinstance(features, Calls)
+    before = method.memory.images.x.clone()
+    asked = []
+    for phase in method.phases(task):
+        asked.append(len(features.asked))
+        assert torch.equal(phase.draw.data.x[:12], before)  # both phases train on the old exemplars
+        assert len(phase.draw.data) == 30
+    assert asked == ([0, 0] if after == "balance" else [0, 1])
+    assert len(method.memory.classes) == (2 if after == "balance" else 4)
+    method.end(task)
+    assert len(features.asked) == 1  # chosen once, never twice
+    assert features.asked[0] is task.train
+    assert [len(c) for c in method.memory.classes] == [3, 3, 3, 3]
+    assert torch.equal(method.memory.classes[0].x, before[:3])
+
+
+@pytest.mark.parametrize("after", ["balance", "train"])
+@pytest.mark.parametrize("name", BALANCING)
+def test_first_task_chooses_exemplars_at_its_end(name: str, after: str) -> None:
+    method = balancing(name, exemplars_after=after)
+    task = task_of(0, [9, 9])
+    method.begin(task, seeded())
+    list(method.phases(task))
+    assert len(method.memory) == 0
+    method.end(task)
+    assert [len(c) for c in method.memory.classes] == [6, 6]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_keeps_a_memory(name: str) -> None:
+    method = make(name)
+    task = after_first_task(method, [6, 6], [9, 9])
+    list(method.phases(task))
+    method.end(task)
+    assert [len(c) for c in method.memory.classes] == [3, 3, 3, 3]
