@@ -391,6 +391,7 @@ def test_paper_is_literal_where_default_is_not() -> None:
         assert isinstance(options, ReMKD.Config)
         assert (options.kd_scale, options.max_rounds, options.factor_over) == (scale, rounds, over)
         assert options.weight_sum == total
+        assert options.counts == ("raw" if recipe is paper else "effective")  # A6
 
 
 def test_every_method_takes_its_part_of_the_paper_preset() -> None:

@@ -140,7 +140,7 @@ def test_killed_and_resumed_equals_uninterrupted(method: str, share: float, base
         run(recipe(method), tmp_path / "killed", progress=Killer(at))
     left = Killer()
     resumed = resume(tmp_path / "killed", progress=left)
-    assert left.steps < steps - at + 30, "finished epochs are not trained again"
+    assert left.steps < steps - at + 50, "finished epochs are not trained again"
     assert same(last_state(folder, record).tensors, last_state(tmp_path / "killed", resumed).tensors)
     for readout in ("cnn", "nme"):
         for ours, theirs in zip(resumed.confusions[readout], record.confusions[readout], strict=True):
