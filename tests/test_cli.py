@@ -139,7 +139,7 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--set", "epochs=3"], ["ambiguous", "schedule.epochs", "options.balance.epochs"]),
         (["run", "edbl", "--set", "epochs"], ["KEY=VALUE"]),
         (["run", "edbl", "--set", "counts=efective"], ["unknown value of options.counts", "did you mean 'effective'"]),
-        (["run", "edbl", "--set", "gamma=many"], ["options.gamma", "is not a number"]),
+        (["run", "edbl", "--set", "gamma=many"], ["options.gamma", "is not a finite number"]),
         (["run", "edbl", "--set", "schedule.epochs=0"], ["schedule.epochs = 0 is too small"]),
         (["run", "edbl", "--set", "backbone=resnet33"], ["unknown backbone", "resnet32"]),
         (["run", "edbl", "--preset", "papers"], ["did you mean 'paper'"]),

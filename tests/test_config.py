@@ -8,6 +8,7 @@ import torch
 
 from edbl import config
 from edbl.config import Leaf, option
+from edbl.data.stream import class_order
 from edbl.errors import EdblError
 from edbl.methods import methods
 from edbl.methods.balancing import Balancing
@@ -131,9 +132,9 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
         ("first.depth", 2.5, "first.depth = 2.5 is not a whole number"),
         ("first.depth", "3", "first.depth = '3' is not a whole number"),
         ("first.depth", True, "first.depth = True is not a whole number"),
-        ("first.rate", "fast", "first.rate = 'fast' is not a number"),
-        ("first.rate", False, "first.rate = False is not a number"),
-        ("first.rate", [0.5], "first.rate = [0.5] is not a number"),
+        ("first.rate", "fast", "first.rate = 'fast' is not a finite number"),
+        ("first.rate", False, "first.rate = False is not a finite number"),
+        ("first.rate", [0.5], "first.rate = [0.5] is not a finite number"),
         ("flag", 1, "flag = 1 is not true or false"),
         ("flag", "true", "flag = 'true' is not true or false"),
         ("name", 1.5, "name = 1.5 is not a text"),
@@ -226,7 +227,7 @@ def test_toml_round_trip(method: str, preset: str, data: str, tmp_path: Path) ->
 
 def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
     given: dict[str, object] = {
-        "data.name": './földer "x" \\ \t\x7f\n',
+        "data.name": './földer 🦊 "x" \\ \t\x7f\n',
         "stream.protocol": "tasks",
         "stream.tasks": [["cat", 'a "dog"'], ["été", "3"]],
         "stream.order": ["b", "a"],
@@ -457,3 +458,32 @@ def test_parse_setting(text: str, expected: tuple[str, object]) -> None:
 def test_parse_setting_errors(text: str) -> None:
     with pytest.raises(EdblError, match=r"write KEY=VALUE, such as schedule\.epochs=20"):
         parse_setting(text)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"seed": float("inf")}, "seed = inf is not a whole number"),
+        ({"seed": float("nan")}, "seed = nan is not a whole number"),
+        ({"data.mean": [float("nan")]}, "data.mean .* is not a list, each item a finite number"),
+        ({"data.std": [0.0]}, "data.std"),
+        ({"data.mean": []}, "data.mean"),
+        ({"data.name": "./\udcff"}, "not valid text"),
+        ({"data.name": ""}, "unknown data set ''"),
+        ({"method": "rkd", "epochs": 3, "schedule.epochs": 4}, "schedule.epochs is given twice"),
+        ({"optim.batch": 1}, "optim.batch = 1 is too small"),
+    ],
+)
+def test_values_that_could_only_fail_later_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(EdblError, match=message):
+        Recipe.of(given)
+
+
+@pytest.mark.parametrize("order", ["4294967296", "²"])
+def test_class_orders_that_are_no_seeds_are_refused(order: str) -> None:
+    with pytest.raises(EdblError, match="class order"):
+        class_order(order, ["a", "b"])
+
+
+def test_a_setting_that_looks_like_a_date_stays_text() -> None:
+    assert parse_setting("data.name=2024-01-01") == ("data.name", "2024-01-01")

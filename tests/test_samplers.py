@@ -41,13 +41,21 @@ def test_cycle_puts_every_number_everywhere() -> None:
     assert all(60 <= firsts[k] <= 140 for k in range(4))
 
 
-@pytest.mark.parametrize(("count", "batch"), [(100, 10), (105, 10), (10, 10), (19, 10), (3, 10), (1, 128), (5, 1)])
+@pytest.mark.parametrize(("count", "batch"), [(100, 10), (105, 10), (10, 10), (19, 10), (3, 10), (2, 128), (5, 2)])
 def test_uniform(count: int, batch: int) -> None:
     batches = Uniform(count, batch)(seeded())
     assert batches.shape == (max(1, count // batch), min(batch, count))
     numbers = batches.flatten().tolist()
     assert len(set(numbers)) == len(numbers)
     assert set(numbers) <= set(range(count))
+
+
+def test_uniform_never_draws_an_image_alone() -> None:
+    # Batch normalisation needs two.
+    assert Uniform(1, 128)(seeded()).tolist() == [[0, 0]]
+    batches = Uniform(5, 1)(seeded())
+    assert batches.shape == (2, 2)
+    assert len(set(batches.flatten().tolist())) == 4
 
 
 def test_uniform_leaves_out_others_in_each_epoch() -> None:

@@ -85,6 +85,7 @@ def run(
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
     made = Recipe.read(_recipe_file(recipe), chosen) if recipe else Recipe.of(chosen)
     folder = out or default_folder(made)
+    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     with _bars() as progress:
         start(made, folder, data_dir=data_dir, progress=progress)
     _finish([folder], folder / "report.html")
@@ -216,7 +217,7 @@ def _finish(folders: list[Path], page: Path) -> None:
 
 
 def _order(text: str | None) -> str | tuple[str, ...] | None:
-    if text is None or text == "natural" or text.isdigit():
+    if text is None or text == "natural" or text.isdecimal():
         return text
     try:
         lines = Path(text).read_text(encoding="utf-8").splitlines()

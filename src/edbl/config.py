@@ -40,8 +40,6 @@ class Leaf:
                 raise unknown(f"value of {key}", str(value), choices)
             raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}")
         if isinstance(fitted, int | float) and not isinstance(fitted, bool):
-            if not math.isfinite(fitted):
-                raise EdblError(f"{key} = {fitted} is not a finite number")
             if self.least is not None and fitted < self.least:
                 raise EdblError(f"{key} = {fitted} is too small: at least {self.least:g}")
             if self.most is not None and fitted > self.most:
@@ -65,7 +63,7 @@ def _fit(kind: Any, value: object) -> Any:
         return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
     if kind is bool:
         return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     if kind is int:
         return int(value) if value == int(value) else None
@@ -73,7 +71,7 @@ def _fit(kind: Any, value: object) -> Any:
 
 
 def _describe(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
     if kind in names:
         return names[kind]
     if get_origin(kind) is tuple:
@@ -100,9 +98,19 @@ def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
 def build(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     """Return an instance of a dataclass from values by dotted key; what is not given keeps its default."""
     known = leaves(kind, prefix)
-    checked = {resolve(k, known): v for k, v in values.items()}
-    checked = {k: known[k].check(k, v) for k, v in checked.items()}
+    checked = check(values, known)
     return _assemble(kind, {k: checked.get(k, leaf.default) for k, leaf in known.items()}, prefix)
+
+
+def check(values: Mapping[str, object], known: Mapping[str, Leaf]) -> dict[str, object]:
+    """Return values by full key, each as its setting's type."""
+    checked: dict[str, object] = {}
+    for key, value in values.items():
+        full = resolve(key, known)
+        if full in checked:
+            raise EdblError(f"{full} is given twice, once as '{key}'")
+        checked[full] = known[full].check(full, value)
+    return checked
 
 
 def _assemble(kind: type[T], values: Mapping[str, object], prefix: str) -> T:

@@ -78,6 +78,18 @@ class _Common:
     schedule: Schedule = Schedule()
     evaluation: EvaluationSettings = EvaluationSettings()
 
+    def check(self) -> None:
+        """Refuse what can be seen to be wrong without the data."""
+        if self.net.backbone not in BACKBONES:
+            raise unknown("backbone", self.net.backbone, BACKBONES)
+        if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
+            raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
+        Budget.parse(self.memory)
+        try:
+            self.data.name.encode()
+        except UnicodeEncodeError as error:
+            raise EdblError(f"the folder name {self.data.name!r} is not valid text; rename the folder") from error
+
 
 @dataclass(frozen=True)
 class Recipe(_Common):
@@ -100,12 +112,14 @@ class Recipe(_Common):
         return cls.of({"method": method, "data.name": data, "preset": preset, **given})
 
     @classmethod
-    def of(cls, given: Mapping[str, object]) -> Self:
-        """Return the recipe for values by dotted key; what is missing comes from preset and data set."""
-        method = str(given.get("method", "edbl"))
+    def of(cls, *layers: Mapping[str, object]) -> Self:
+        """Return the recipe for values by dotted key, those of later layers winning.
+
+        What is missing comes from preset and data set.
+        """
+        method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
         known = cls.keys(method)
-        values = {config.resolve(k, known): v for k, v in given.items()}
-        checked = {k: known[k].check(k, v) for k, v in values.items()}
+        checked = {k: v for layer in layers for k, v in config.check(layer, known).items()}
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         preset = presets.values(
@@ -114,9 +128,7 @@ class Recipe(_Common):
         filled |= {k: v for k, v in preset.items() if k in known} | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
-        if common.net.backbone not in BACKBONES:
-            raise unknown("backbone", common.net.backbone, BACKBONES)
-        Budget.parse(common.memory)
+        common.check()
         chosen = config.build(find_method(method).Config, options, "options.")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
 
@@ -129,7 +141,7 @@ class Recipe(_Common):
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise EdblError(f"recipe {path} is not valid TOML: {error}") from error
-        return cls.of(_flat(tree) | dict(given or {}))
+        return cls.of(_flat(tree), given or {})
 
     def values(self) -> dict[str, object]:
         """Return every value by dotted key."""
@@ -153,9 +165,12 @@ def parse_setting(text: str) -> tuple[str, object]:
     if not equals or not key.strip():
         raise EdblError(f"--set {text}: write KEY=VALUE, such as schedule.epochs=20")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        parsed = tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        parsed = None
+    # A folder may be named like a date, which TOML has a type for and recipes have not.
+    known = isinstance(parsed, bool | int | float | str | list)
+    return key.strip(), parsed if known else value.strip()
 
 
 def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:

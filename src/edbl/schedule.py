@@ -9,7 +9,7 @@ from edbl.config import option
 class Optim:
     """Stochastic gradient descent: what all phases of a run share."""
 
-    batch: int = option(128, "images per batch, before mixing", least=1)
+    batch: int = option(128, "images per batch, before mixing", least=2)
     momentum: float = option(0.9, "momentum", least=0, most=1)
     nesterov: bool = option(True, "Nesterov momentum (A16)")
     weight_decay: float = option(2e-4, "L2 penalty on all parameters", least=0)

@@ -93,7 +93,7 @@ class Source:
 
 def is_folder(name: str) -> bool:
     """Tell whether ``name`` means a folder of images rather than a data set of the registry."""
-    if name in DATASETS:
+    if name in DATASETS or not name:
         return False
     separators = [mark for mark in (os.sep, os.altsep) if mark]
     return any(mark in name for mark in separators) or name.startswith((".", "~")) or Path(name).is_dir()

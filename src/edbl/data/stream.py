@@ -99,8 +99,10 @@ def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
     if order == "natural":
         return list(range(len(names)))
     if isinstance(order, str):
-        if not order.isdigit():
+        if not order.isdecimal():
             raise unknown("class order", order, ["natural", "1993"])
+        if int(order) >= 2**32:
+            raise EdblError(f"class order {order} is too large for a seed: at most {2**32 - 1}")
         return [int(k) for k in np.random.RandomState(int(order)).permutation(len(names))]
     return find_classes(order, names)
 
@@ -112,7 +114,7 @@ def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
     for word in wanted:
         if word in index:
             found.append(index[word])
-        elif word.isdigit() and int(word) < len(names):
+        elif word.isdecimal() and int(word) < len(names):
             found.append(int(word))
         else:
             raise unknown("class", word, names)

@@ -155,9 +155,11 @@ class _Session:
         title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
         self.progress.run(title, len(self.stream), sum(planned), sum(planned[:first]))
         try:
-            for task in self.stream[first:]:
-                self.learn(task, folder, record, checkpoints)
-        except EdblError as error:
+            for index in range(first, len(self.stream)):
+                self.learn(self.stream[index], folder, record, checkpoints)
+        except (EdblError, torch.OutOfMemoryError) as error:
+            if not isinstance(error, EdblError):
+                error = EdblError("out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds")
             record.status, record.message = "failed", str(error)
             with suppress(EdblError):  # a full disk must not hide what happened
                 records.write(record, folder)
@@ -180,17 +182,19 @@ class _Session:
             self.net.load_state_dict(saved.part("net."))
             self.memory.replace(Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device))
         record.status = "running"
-        record.seconds, record.timings = record.seconds[:first], record.timings[:first]
+        for per_task in (record.seconds, record.timings, record.losses):
+            del per_task[first:]
         record.confusions = {k: v[:first] for k, v in record.confusions.items()}
         return first
 
     def learn(self, task: Task, folder: Path, record: Record, checkpoints: Checkpoints) -> None:
         """Learn one task, evaluate it, and save record and state."""
         timings: dict[str, float] = {}
+        losses: dict[str, list[float]] = {}
         t = task.index
         self.method.begin(task, self.seeds.generator(torch.device("cpu"), "task", t, "begin"))
         for number, phase in enumerate(self.method.phases(task)):
-            self.train(task, number, phase, timings, checkpoints)
+            losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
         with stopwatch(timings, "memory"):
             self.method.end(task)
         with stopwatch(timings, "evaluation"):
@@ -198,6 +202,7 @@ class _Session:
             for readout, matrix in matrices.items():
                 record.confusions[readout].append(matrix.cpu().numpy())
         record.timings.append(timings)
+        record.losses.append(losses)
         record.seconds.append(sum(timings.values()))
         records.write(record, folder)
         images = self.memory.images
@@ -212,14 +217,16 @@ class _Session:
             f"  ({record.seconds[-1]:.1f} s)"
         )
 
-    def train(self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints) -> None:
-        """Train a phase from where its newest checkpoint left it."""
+    def train(
+        self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints
+    ) -> list[float]:
+        """Train a phase from where its newest checkpoint left it, and return the mean loss of each of its epochs."""
         name = f"task-{task.index}-phase-{number}"
         if finished := checkpoints.load(name):
             self.net.load_state_dict(finished.part("net."))
             timings |= finished.values["timings"]
             self.progress.phase(task.index, phase.name, phase.schedule.epochs, phase.schedule.epochs)
-            return
+            return list(finished.values["losses"])
         state = State()
         if begun := checkpoints.newest_epoch(task.index, number):
             self.net.load_state_dict(begun.part("net."))
@@ -250,6 +257,7 @@ class _Session:
         place = ("task", task.index, phase.name)
         self.loop.fit(self.net, phase, place, state, after_epoch)
         save(name)
+        return state.losses
 
     def sample_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of some test images, evenly from all classes."""

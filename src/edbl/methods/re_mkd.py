@@ -40,8 +40,8 @@ class ReMKD(VanillaMKD):
 
     def rounds(self, task: Task) -> int:
         """Return ``N / 2``, N being images per new class over exemplars per old class (A1)."""
-        ratio = (len(task.train) / task.new) / (len(self.memory) / task.old)
-        rounds = self.config.rounds or max(1, round(ratio / 2))
+        above, below = len(task.train) * task.old, len(self.memory) * task.new  # N = above / below
+        rounds = self.config.rounds or max(1, (above + below) // (2 * below))  # N / 2, halves rounded up
         return min(rounds, self.config.max_rounds or rounds)
 
     def draw(self, task: Task) -> Draw:
