@@ -58,7 +58,7 @@ def test_every_part_has_its_place() -> None:
 
 
 def test_there_is_one_training_loop() -> None:
-    assert [p.name for p in FILES if ".backward(" in p.read_text()] == ["fit.py"]
+    assert [p.name for p in FILES if ".backward(" in p.read_text()] == ["step.py"]
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("methods", "losses")], ids=lambda p: p.name)

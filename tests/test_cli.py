@@ -160,6 +160,7 @@ def test_the_demo_compares_fairly() -> None:
         (["resume", "nowhere"], ["nowhere"]),
         (["report", "nowhere"], ["nowhere"]),
         (["data", "verify", "cifar11"], ["did you mean 'cifar10'"]),
+        (["run", "edbl", "--memory", "total=9", "--set", "memory=total=8"], ["memory total=8"]),
         (["data", "verify", "cifar10"], ["cifar-10-binary.tar.gz", "edbl data fetch cifar10"]),
     ],
 )
@@ -236,3 +237,39 @@ def test_help_is_quick_to_read_and_names_all_commands(cli: Cli) -> None:
     shown = cli("--help").out
     for command in ("demo", "run", "resume", "report", "list", "data"):
         assert command in shown
+
+
+MINE = '''from __future__ import annotations
+from edbl.methods.rkd import RKD
+
+class Mine(RKD):
+    """Mine."""
+    name = "mine"
+    title = "Mine"
+    source = "me"
+'''
+
+
+def test_a_method_of_ones_own_is_watched_and_found_again(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.py").write_text(MINE)
+    assert cli("run", "mine.py", *QUICK, "--out", "run").code == 0
+    record = records.read(Path("run"))
+    assert record.method == "mine"
+    record.status = "running"
+    records.write(record, Path("run"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli("resume", "../run").code == 0
+    record.status = "running"
+    records.write(record, Path("../run"))
+    Path("../mine.py").write_text(MINE + "# changed\n")
+    refused(cli("resume", "../run"), "mine.py has changed")
+
+
+def test_a_method_file_that_fails(cli: Cli) -> None:
+    Path("broken.py").write_text("import nonsense_that_is_not_there\n")
+    refused(cli("run", "broken.py"), "broken.py cannot be imported", "nonsense_that_is_not_there")
+    Path("empty.py").write_text("")
+    refused(cli("run", "empty.py"), "exactly one subclass")

@@ -80,10 +80,11 @@ def run(
         "device": device,
         "data.skip_bad": skip_bad or None,
     }
-    chosen = {k: v for k, v in given.items() if v is not None} | dict(parse_setting(s) for s in settings or [])
+    flags: dict[str, object] = {k: v for k, v in given.items() if v is not None}
+    layers = [flags, dict(parse_setting(s) for s in settings or [])]
     if method is None and recipe is None:
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
-    made = Recipe.read(_recipe_file(recipe), chosen) if recipe else Recipe.of(chosen)
+    made = Recipe.read(_recipe_file(recipe), *layers) if recipe else Recipe.of(*layers)
     folder = out or default_folder(made)
     console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
     with _bars() as progress:
@@ -176,11 +177,13 @@ def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Data
 
 @data_app.command()
 def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
-    """Check a data set's files against their published checksums, and that it loads."""
+    """Check that a data set loads, and those of its downloads that are there against their published checksums."""
     from edbl.data import datasets, download
 
+    folder = download.data_dir(data_dir)
     for remote in _source(name).files:
-        download.verify(remote, download.data_dir(data_dir))
+        if (folder / remote.name).exists():
+            download.verify(remote, folder)
     dataset = datasets.load(name, data_dir)
     console.print(
         f"{name} is right: {len(dataset.train):,} training and {len(dataset.test):,} test images of "

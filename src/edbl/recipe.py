@@ -3,7 +3,7 @@
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, Self, cast
 
@@ -129,19 +129,21 @@ class Recipe(_Common):
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
+        if common.method.endswith(".py"):  # so that the run can go on from anywhere
+            common = replace(common, method=str(Path(common.method).resolve()))
         chosen = config.build(find_method(method).Config, options, "options.")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
 
     @classmethod
-    def read(cls, path: Path, given: Mapping[str, object] | None = None) -> Self:
-        """Read a recipe file; ``given`` values win over it. The file may leave out what the preset knows."""
+    def read(cls, path: Path, *layers: Mapping[str, object]) -> Self:
+        """Read a recipe file; values of ``layers`` win over it. The file may leave out what the preset knows."""
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise EdblError(f"recipe {path} is not valid TOML: {error}") from error
-        return cls.of(_flat(tree), given or {})
+        return cls.of(_flat(tree), *layers)
 
     def values(self) -> dict[str, object]:
         """Return every value by dotted key."""

@@ -52,6 +52,7 @@ class Record:
     started: str = ""  # ISO 8601
     seconds: list[float] = field(default_factory=list)  # wall time of each task
     timings: list[dict[str, float]] = field(default_factory=list)  # seconds by part, for each task
+    method_digest: str = ""  # of a user's own method file
     losses: list[dict[str, list[float]]] = field(default_factory=list)  # mean of each epoch by phase, for each task
     data_fingerprint: str = ""
     notes: list[str] = field(default_factory=list)

@@ -68,13 +68,14 @@ class Loop:
                 at = int((~losses.isfinite()).nonzero()[0])
                 raise LossError(
                     f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
-                    " lower schedule.lr or options.gamma. The last good checkpoint is kept"
+                    " lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
                 )
             state.epoch = epoch + 1
             state.losses.append(float(losses.mean()))
             if state.epoch < phase.schedule.epochs:
                 state.momentum = _momenta(step.optimiser, phase.params)
                 after_epoch(state)
+        state.momentum = []  # the next phase has an optimiser of its own
         net.eval()
 
 

@@ -63,6 +63,8 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
     if record.status == "done":
         return record
     session = _Session(Recipe.read(folder / RECIPE), data_dir, progress or Progress())
+    if record.method_digest != session.method_digest:
+        raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
     with lock(folder):
@@ -74,8 +76,9 @@ def default_folder(recipe: Recipe) -> Path:
     """Return the folder of a run that was given none: named after what most recipes differ in."""
     short = hashlib.sha256(recipe.toml().encode()).hexdigest()[:6]
     data = Path(recipe.data.name).name or "folder"
-    parts = [Path(recipe.method).stem, data, recipe.stream.protocol, str(recipe.stream.phases), f"seed{recipe.seed}"]
-    return Path("runs") / "-".join([*parts, short])
+    phases = [str(recipe.stream.phases)] if recipe.stream.protocol in ("base0", "base-half") else []
+    parts = [Path(recipe.method).stem, data, recipe.stream.protocol, *phases, f"seed{recipe.seed}", short]
+    return Path("runs") / "-".join(parts)
 
 
 def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
@@ -117,6 +120,8 @@ class _Session:
         self.net = Net(backbone, LinearHead(backbone.width)).to(self.device)
         self.memory = Memory(budget)
         kind = find_method(recipe.method)
+        own = recipe.method.endswith(".py")
+        self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
         if not isinstance(recipe.options, kind.Config):
             raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
         self.method = kind(self.net, self.memory, recipe.options, recipe.schedule, recipe.optim, features=self.features)
@@ -130,7 +135,7 @@ class _Session:
             method=self.method.name,
             data=recipe.data.name,
             protocol=recipe.stream.protocol,
-            phases=recipe.stream.phases,
+            phases=recipe.stream.phases if recipe.stream.protocol in ("base0", "base-half") else len(self.stream),
             memory=recipe.memory,
             order=recipe.stream.order if isinstance(recipe.stream.order, str) else "list",
             seed=recipe.seed,
@@ -141,6 +146,7 @@ class _Session:
             versions=environment.versions(),
             device=environment.describe(self.device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
+            method_digest=self.method_digest,
             data_fingerprint=self.fingerprint,
             notes=self.notes,
         )

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -26,11 +27,16 @@ def methods() -> dict[str, type[Method]]:
 
 @cache
 def _method_in_file(path: Path) -> type[Method]:
-    spec = importlib.util.spec_from_file_location(f"edbl_method_{path.stem}", path)
+    name = f"edbl_method_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise EdblError(f"no method file at {path}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # where dataclasses look up annotations
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise EdblError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
     found = _methods_in(module)
     if len(found) != 1:
         raise EdblError(f"{path} must define exactly one subclass of edbl.methods.base.Method with a name")

@@ -1,0 +1,285 @@
+"""The docs: what they tell users to type works, and nothing that users can choose is missing from them."""
+
+import inspect
+import multiprocessing
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import chdir
+from dataclasses import fields
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import typer.core
+import typer.main
+
+import edbl
+from edbl import metrics
+from edbl.cli import app
+from edbl.data.datasets import DATASETS
+from edbl.methods import methods
+from edbl.nets.backbones import BACKBONES
+from edbl.presets import PAPER
+from edbl.recipe import Recipe
+from edbl.records import Record
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]}
+METHODS = sorted(methods())
+TAGS = [f"A{number}" for number in range(1, 23)]
+PATIENCE = 120.0  # seconds for one command
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"# (\w+\.(?:py|toml))$")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+ROW = re.compile(r"^\| `([\w.]+)` \|(.*)\|$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, what else its first line says, and what is in it."""
+
+    language: str
+    info: str
+    text: str
+
+    @property
+    def runs(self) -> bool:
+        return self.language in ("console", "python") and "no-run" not in self.info
+
+    @property
+    def commands(self) -> list[str]:
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def blocks(page: str) -> list[Block]:
+    return [Block(language, info, text) for language, info, text in FENCE.findall(PAGES[page])]
+
+
+def prose(page: str) -> str:
+    return FENCE.sub("", PAGES[page])
+
+
+def missing(page: str, words: list[str]) -> list[str]:
+    """Return the words that a page does not have in code quotes."""
+    return [word for word in words if f"`{word}`" not in PAGES[page]]
+
+
+# Commands run as processes of their own: forked from a server that has the slow imports behind it, because a docs page
+# with ten commands would wait half a minute for PyTorch alone.
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        slow = ["edbl.engine.run", "edbl.report.page", "sklearn.datasets", "sklearn.manifold", "torch._dynamo"]
+        multiprocessing.set_forkserver_preload([*slow, "pytest", "tests.test_docs"])
+        forkserver.ensure_running()
+        yield
+
+
+def command_line(arguments: list[str], folder: Path) -> None:
+    """Be the command ``edbl`` in ``folder``; this is the whole life of a process."""
+    os.chdir(folder)
+    os.environ["EDBL_DATA"] = str(folder / "data")
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    sys.argv = ["edbl", *arguments]
+    from edbl.cli import main
+
+    main()
+
+
+def execute(command: str, folder: Path) -> None:
+    """Run a line as a user would, and fail if it fails."""
+    first, *rest = shlex.split(command)
+    if first == "make":  # which runs the tests
+        return
+    if first != "edbl":
+        subprocess.run(command, shell=True, cwd=folder, check=True, timeout=PATIENCE)
+        return
+    process = multiprocessing.get_context("forkserver").Process(target=command_line, args=(rest, folder))
+    process.start()
+    process.join(PATIENCE)
+    process.kill()
+    process.join()
+    assert process.exitcode == 0, f"$ {command}\n{(folder / 'log').read_text()}"
+
+
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in blocks(page))])
+def test_what_a_page_tells_to_type_works(page: str, tmp_path: Path) -> None:
+    names: dict[str, object] = {"__name__": page}
+    for block in blocks(page):
+        named = FILE.match(block.text.partition("\n")[0])
+        if named:
+            (tmp_path / named[1]).write_text(block.text)
+        elif block.runs and block.language == "python":
+            with chdir(tmp_path):
+                exec(compile(block.text, page, "exec"), names)
+        elif block.runs:
+            for command in block.commands:
+                execute(command, tmp_path)
+
+
+def test_the_module_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "edbl", "--help"], capture_output=True, text=True, check=True)
+    assert "resume" in shown.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_are_of_a_known_kind(page: str) -> None:
+    for block in blocks(page):
+        assert block.language in ("console", "python", "toml", "text"), block
+        assert block.info in ("", " no-run"), block
+        if block.language == "console":
+            assert block.commands, block
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in LINK.findall(prose(page)):
+        if re.match(r"\w+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (ROOT / page).parent / path if path else ROOT / page
+        assert place.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", FENCE.sub("", place.read_text()), re.MULTILINE)
+            assert anchor in [re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_lines_fit(page: str) -> None:
+    assert [line for line in PAGES[page].splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs")])
+def test_every_page_is_in_an_index(page: str) -> None:
+    index = "docs/methods/README.md" if page.startswith("docs/methods/") else "docs/README.md"
+    assert page in ("docs/README.md", index) or f"]({Path(page).name})" in PAGES[index]
+
+
+def commands(command: object, name: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command below ``command`` by its full name, with its options."""
+    if isinstance(command, typer.core.TyperGroup):
+        for word, inner in command.commands.items():
+            yield from commands(inner, f"{name} {word}")
+    if isinstance(command, typer.core.TyperCommand | typer.core.TyperGroup):
+        options = [param for param in command.params if isinstance(param, typer.core.TyperOption)]
+        yield name, [flag for option in options for flag in (*option.opts, *option.secondary_opts)]
+
+
+COMMANDS = dict(commands(typer.main.get_command(app), "edbl"))
+
+
+def test_there_are_commands() -> None:
+    assert {"edbl", "edbl run", "edbl data fetch"} <= COMMANDS.keys()
+    assert "--set" in COMMANDS["edbl run"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_and_option_is_described(name: str) -> None:
+    if any(other.startswith(f"{name} ") for other in COMMANDS):  # a group of commands
+        assert [flag for flag in COMMANDS[name] if flag not in PAGES["docs/commands.md"]] == []
+    else:
+        assert missing("docs/commands.md", [name]) == []
+        assert [flag for flag in COMMANDS[name] if f"`{flag}`" not in sections("docs/commands.md")[name]] == []
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the parts of a page by their title."""
+    return {part.partition("\n")[0]: part for part in prose(page).split("\n## ")}
+
+
+def rows(page: str, section: str) -> dict[str, list[str]]:
+    """Return the cells of each table row whose first cell is a key."""
+    return {key: [cell.strip() for cell in rest.split("|")] for key, rest in ROW.findall(sections(page)[section])}
+
+
+def value(cell: str) -> object:
+    """Return the value in code quotes, as a recipe file would have it."""
+    return tomllib.loads(f"value = {cell.strip('`')}")["value"]
+
+
+def plain(default: object) -> object:
+    return [plain(item) for item in default] if isinstance(default, tuple) else default
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_has_a_page_with_its_options(method: str) -> None:
+    assert f"[{method}]({method}.md)" in PAGES["docs/methods/README.md"]
+    found = rows(f"docs/methods/{method}.md", "Options")
+    known = {key.removeprefix("options."): leaf for key, leaf in Recipe.keys(method).items() if "options." in key}
+    assert known.keys() == found.keys()
+    for key, leaf in known.items():
+        default, meaning, tag = found[key]
+        assert value(default) == plain(leaf.default), key
+        assert set(re.findall(r"A\d+", leaf.help)) <= {tag}, key
+        assert "`paper`" in meaning or f"options.{key}" not in PAPER, key
+    assert any(
+        f"edbl run {method}" in command for block in blocks(f"docs/methods/{method}.md") for command in block.commands
+    )
+
+
+def test_every_key_of_a_recipe_is_described() -> None:
+    found = rows("docs/recipes.md", "Keys")
+    known = Recipe.keys("finetune")
+    assert known.keys() == found.keys()
+    for key, leaf in known.items():
+        _, default, _ = found[key]
+        assert value(default) == plain(leaf.default), key
+
+
+def test_presets_are_described() -> None:
+    presets = list(Recipe.keys("rkd")["preset"].kind.__args__)
+    assert missing("docs/recipes.md", [*presets, *PAPER]) == []
+
+
+def test_shipped_recipes_and_backbones_are_described() -> None:
+    shipped = [path.stem for path in (Path(edbl.__file__).parent / "recipes").glob("*.toml")]
+    assert missing("docs/recipes.md", [*shipped, *BACKBONES]) == []
+
+
+def test_data_sets_and_their_files_are_described() -> None:
+    files = [remote for source in DATASETS.values() for remote in source.files]
+    words = [*DATASETS, *(Path(remote.name).name for remote in files), *(remote.md5 for remote in files)]
+    assert missing("docs/data.md", words) == []
+    for remote in files:
+        assert f"{remote.size:,}" in PAGES["docs/data.md"]
+
+
+def test_metrics_are_described() -> None:
+    functions = inspect.getmembers(metrics, inspect.isfunction)
+    public = [name for name, function in functions if function.__module__ == metrics.__name__ and name[0] != "_"]
+    assert missing("docs/metrics.md", public) == []
+
+
+def test_record_keys_are_described() -> None:
+    own = {field.name for field in fields(Record) if field.name != "confusions"}
+    assert rows("docs/file-formats.md", "record.json").keys() == {
+        "format",
+        "accuracy",
+        "average_incremental_accuracy",
+        *own,
+    }
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_every_ambiguity_is_described(tag: str) -> None:
+    page = PAGES["docs/ambiguities.md"]
+    assert f"| [{tag}](#{tag.lower()}) |" in page
+    assert f"\n## {tag}\n" in page
+
+
+def test_every_tag_in_the_settings_exists() -> None:
+    helps = [leaf.help for method in METHODS for leaf in Recipe.keys(method).values()]
+    assert set(re.findall(r"\bA\d+", " ".join(helps))) <= set(TAGS)
