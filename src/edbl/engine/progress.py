@@ -29,6 +29,9 @@ class Progress:
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step; its loss is, or will be, ``losses[number]``."""
 
+    def busy(self, what: str) -> None:
+        """Announce work that is no training."""
+
     def say(self, message: str) -> None:
         """Tell something worth a line."""
 
@@ -43,7 +46,7 @@ class Bars(Progress):
         self._before = 0  # epochs of the run that were done when the phase began, those not trained now included
         self._start = self._epoch = 0  # epochs of the phase: not trained now, and done
         self._step, self._steps, self._images = 0, 1, 0
-        self._loss = float("nan")
+        self._loss, self._busy = float("nan"), ""
         self._looked = self._began = time.monotonic()
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
@@ -65,6 +68,7 @@ class Bars(Progress):
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""
         self._before += self._epoch
+        self._busy = ""
         self._task, self._phase, self._phase_epochs = task, name, epochs
         self._start = self._epoch = done
         self._step = self._images = 0
@@ -84,6 +88,10 @@ class Bars(Progress):
         if self._step == self._steps:
             self._epoch, self._step = self._epoch + 1, 0
 
+    def busy(self, what: str) -> None:
+        """Announce work that is no training."""
+        self._busy = what
+
     def say(self, message: str) -> None:
         """Print a line above the bars."""
         self.console.print(message, highlight=False)
@@ -99,7 +107,9 @@ class Bars(Progress):
             f"task {self._task + 1}/{self._tasks}",
             f"time left {_clock(left)}" if left is not None else "",
         )
-        if self._phase_epochs:
+        if self._busy:
+            table.add_row(escape(self._busy), ProgressBar(pulse=True, width=30))
+        elif self._phase_epochs:
             table.add_row(
                 escape(self._phase),
                 ProgressBar(total=self._phase_epochs, completed=done, width=30),

@@ -201,8 +201,10 @@ class _Session:
         self.method.begin(task, self.seeds.generator(torch.device("cpu"), "task", t, "begin"))
         for number, phase in enumerate(self.method.phases(task)):
             losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
+        self.progress.busy("choosing exemplars")
         with stopwatch(timings, "memory"):
             self.method.end(task)
+        self.progress.busy("evaluating")
         with stopwatch(timings, "evaluation"):
             matrices = evaluate(self.method, task.test, self.transform, self.recipe.evaluation.nme_flips)
             for readout, matrix in matrices.items():
