@@ -289,7 +289,7 @@ def test_the_old_net_is_the_teacher(name: str) -> None:
     task = task_of(2, [9, 9])
     method.begin(task, seeded(6))
     assert method.teacher is not None
-    assert method.teacher.head.classes == 2
+    assert method.teacher.net.head.classes == 2
     x = a_batch(4).x
     assert torch.equal(method.teach(x), before(x).logits)
     assert not method.teach(x).requires_grad
@@ -393,7 +393,7 @@ def losses_with_two_teachers(method: Balancing, which: int) -> tuple[float, floa
     first = phase.loss(batch).item()
     assert method.teacher is not None
     other = method.teacher
-    for parameter in other.head.parameters():
+    for parameter in other.net.head.parameters():
         parameter.data = torch.randn(parameter.shape, generator=seeded(12))
     return first, phase.loss(batch).item()
 
@@ -490,8 +490,8 @@ def test_balance_teacher(teacher: Literal["old", "train"]) -> None:
         assert method.teach(x).shape == (10, 2)
     else:
         assert torch.equal(method.teach(x), method.net.eval()(x).logits)  # the net as it is after phase 1
-        assert method.teacher is not method.net
-        assert not any(p.requires_grad for p in method.teacher.parameters())
+        assert method.teacher.net is not method.net
+        assert not any(p.requires_grad for p in method.teacher.net.parameters())
         assert method.balance_loss(a_batch(4), torch.ones(4)).isfinite()
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from edbl.data.images import Images
 from edbl.errors import EdblError
@@ -73,9 +74,12 @@ class Memory:
             Images(images.x[:quota], images.y[:quota]) for images, quota in zip(self.classes, quotas[:old], strict=True)
         ]
         vectors = torch.nn.functional.normalize(features(new))
-        for k in range(old, seen):
-            members = (new.y == k).nonzero().squeeze(1)
-            self.classes.append(new[members[herd(vectors[members], quotas[k])]])
+        members = [(new.y == k).nonzero().squeeze(1) for k in range(old, seen)]
+        index = pad_sequence(members, batch_first=True)  # [new classes, images of the largest]
+        there = pad_sequence([torch.ones_like(m, dtype=torch.bool) for m in members], batch_first=True)
+        order = index.take_along_dim(herd(vectors[index], max(quotas[old:]), there), 1)
+        for picks, quota, own in zip(order, quotas[old:], members, strict=True):
+            self.classes.append(new[picks[: min(quota, len(own))]])
 
     def replace(self, images: Images) -> None:
         """Take over exemplars that are sorted by class, as `images` gives them."""
@@ -84,20 +88,22 @@ class Memory:
         self.classes = [Images(x, y) for x, y in parts]
 
 
-def herd(vectors: Tensor, count: int) -> Tensor:
+def herd(vectors: Tensor, count: int, there: Tensor | None = None) -> Tensor:
     """Return the numbers of ``count`` vectors in iCaRL's order: each pick brings the picks' mean nearest to the mean.
 
-    Pick k minimises ``|| mean - (phi + sum of earlier picks) / k ||`` over the vectors not yet picked.
+    Pick k minimises ``|| mean - (phi + sum of earlier picks) / k ||`` over the vectors not yet picked. Many sets are
+    herded at once, ``[sets, n, width]`` to ``[sets, count]``; where they are of unequal size, ``there`` says which
+    vectors count, and picks beyond a set's size mean nothing.
     """
-    mean = vectors.mean(0)
-    squares = vectors.square().sum(1)
+    there = torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device) if there is None else there
+    mean = (vectors * there.unsqueeze(-1)).sum(-2) / there.sum(-1, keepdim=True)
+    squares = vectors.square().sum(-1).where(there, torch.inf)
     missing = torch.zeros_like(mean)  # k * mean - sum of earlier picks
-    taken = torch.zeros_like(squares)
     picks = []
-    for _ in range(min(count, len(vectors))):
+    for _ in range(min(count, vectors.shape[-2])):
         missing = missing + mean
-        pick = (squares - 2 * vectors @ missing + taken).argmin()
-        missing = missing - vectors[pick]
-        taken[pick] = torch.inf
+        pick = (squares - 2 * (vectors @ missing.unsqueeze(-1)).squeeze(-1)).argmin(-1, keepdim=True)
+        missing = missing - vectors.take_along_dim(pick.unsqueeze(-1), -2).squeeze(-2)
+        squares = squares.scatter(-1, pick, torch.inf)
         picks.append(pick)
-    return torch.stack(picks)
+    return torch.cat(picks, -1)

@@ -70,6 +70,7 @@ class _Common:
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "of forward passes in training; auto: bf16 on a GPU")
     graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
+    fused: bool = option(True, "on a GPU in bf16, use fused kernels for small residual networks")
     checkpoint_seconds: float = option(5.0, "least seconds between checkpoints inside a training phase", least=0)
     data: DataSettings = DataSettings()
     stream: StreamSettings = StreamSettings()

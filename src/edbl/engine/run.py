@@ -118,6 +118,8 @@ class _Session:
         self.loop = Loop(recipe.optim, self.transform, self.seeds, progress, bf16, recipe.graph)
         backbone = backbones.build(recipe.net.backbone, shape, self.seeds.generator(torch.device("cpu"), "backbone"))
         self.net = Net(backbone, LinearHead(backbone.width)).to(self.device)
+        if bf16 and recipe.fused and self.device.type == "cuda" and isinstance(backbone, backbones.ResNet):
+            backbone.fuse(shape)
         self.memory = Memory(budget)
         kind = find_method(recipe.method)
         own = recipe.method.endswith(".py")

@@ -93,6 +93,8 @@ class Step:
         # A graph must not keep casts of weights from one step for the next, so nothing is cached.
         cast = torch.autocast(batch.x.device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
         with cast:
+            if self.phase.teacher is not None:
+                self.phase.teacher.ask(batch.x)
             loss = self.phase.loss(batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()

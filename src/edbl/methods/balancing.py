@@ -13,7 +13,7 @@ from edbl.data.stream import Task
 from edbl.losses import class_weights, influence, weighted_cross_entropy
 from edbl.methods.base import Draw, Phase
 from edbl.methods.rkd import RKD
-from edbl.nets.net import Output
+from edbl.nets.net import Output, Teacher
 from edbl.schedule import Schedule
 
 
@@ -56,7 +56,7 @@ class Balancing(RKD):
         if not task.old:
             return
         if self.config.balance_teacher == "train":
-            self.teacher = self.net.frozen()
+            self.teacher = Teacher(self.net)
         if self.config.exemplars_after == "train":
             super().end(task)
         weights = self.class_weights(draw, task)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Generator, Tensor, nn
 
 from edbl.data.images import Images
@@ -17,7 +16,7 @@ from edbl.data.samplers import Sampler, Uniform
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.memory import Features, Memory
-from edbl.nets.net import Net, Output
+from edbl.nets.net import Net, Output, Teacher
 from edbl.schedule import Optim, Schedule
 
 
@@ -40,6 +39,7 @@ class Phase:
     schedule: Schedule
     loss: Callable[[Batch], Tensor]
     params: Sequence[nn.Parameter]
+    teacher: Teacher | None = None  # whose logits the loss asks for
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
 
 
@@ -49,6 +49,7 @@ class Method:
     name: ClassVar[str]
     title: ClassVar[str]
     source: ClassVar[str]  # paper and year
+    distils: ClassVar[bool] = False  # learns from the old net as a teacher
 
     @dataclass(frozen=True)
     class Config:
@@ -65,11 +66,11 @@ class Method:
         self.schedule = schedule
         self.optim = optim
         self.features = features  # features of images by the present net, in evaluation mode
-        self.teacher: Net | None = None
+        self.teacher: Teacher | None = None
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task: the old net becomes the teacher, the head grows."""
-        self.teacher = self.net.frozen() if task.old else None
+        self.teacher = Teacher(self.net) if task.old and self.distils else None
         self.net.grow(task.new, generator)
 
     def draw(self, task: Task) -> Draw:
@@ -83,7 +84,7 @@ class Method:
 
     def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
         """Return a phase that trains the whole net."""
-        return Phase(name, draw, schedule, loss, list(self.net.parameters()))
+        return Phase(name, draw, schedule, loss, list(self.net.parameters()), self.teacher)
 
     def epochs(self, first: bool) -> int:
         """Return how many epochs a task takes, for the time left; ``first`` is the first task."""
@@ -96,9 +97,8 @@ class Method:
     def teach(self, x: Tensor) -> Tensor:
         """Return the teacher's logits, ``[batch, old]``."""
         if self.teacher is None:
-            raise RuntimeError("the first task has no teacher")
-        with torch.no_grad():
-            return self.teacher(x).logits
+            raise RuntimeError("there is no teacher in the first task, nor for a method that does not distil")
+        return self.teacher.logits(x)
 
     def end(self, task: Task) -> None:
         """Finish a task: refresh the memory."""

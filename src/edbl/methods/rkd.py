@@ -20,6 +20,7 @@ class RKD(Method):
     name = "rkd"
     title = "Basic rehearsal with knowledge distillation (the paper's Baseline)"
     source = "Castro et al. 2018, as in Table 3"
+    distils = True
 
     @dataclass(frozen=True)
     class Config(Method.Config):

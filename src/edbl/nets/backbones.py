@@ -1,12 +1,17 @@
 """Backbones: an image or a vector in, one feature vector out."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from edbl.errors import unknown
+
+if TYPE_CHECKING:
+    from edbl.nets.fused import FusedResNet
 
 
 class Block(nn.Module):
@@ -41,6 +46,7 @@ class ResNet(nn.Module):
     def __init__(self, channels: int, widths: Sequence[int], blocks: int, project: bool) -> None:
         super().__init__()
         self.width = widths[-1]
+        self.widths, self.project = tuple(widths), project
         self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         layers = []
@@ -50,9 +56,22 @@ class ResNet(nn.Module):
                 layers.append(Block(inputs, outputs, 2 if stage and not block else 1, project))
                 inputs = outputs
         self.blocks = nn.Sequential(*layers)
+        self.fused: FusedResNet | None = None
+
+    def fuse(self, shape: Sequence[int]) -> None:
+        """Train and teach with fused kernels from now on, in bf16, where they fit this net and images of ``shape``."""
+        if self.project or shape[1] != shape[2] or not set(self.widths) <= {16, 32, 64} or not find_spec("triton"):
+            return
+        from edbl.nets.fused import FusedResNet
+
+        self.fused = FusedResNet(self, shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features, ``[batch, width]``."""
+        if self.fused is not None and self.training:
+            return self.fused.train(x, torch.bfloat16)
+        if self.fused is not None and not self.stem.weight.requires_grad:
+            return self.fused.infer(x, torch.bfloat16)
         x = self.blocks(F.relu(self.norm(self.stem(x))))
         return x.mean((2, 3))
 

@@ -3,6 +3,7 @@
 import copy
 from typing import NamedTuple, Self
 
+import torch
 from torch import Generator, Tensor, nn
 
 from edbl.nets.backbones import Backbone, initialise
@@ -44,5 +45,34 @@ class Net(nn.Module):
         self.head.clear()
 
     def frozen(self) -> Self:
-        """Return a copy that does not learn: a teacher."""
+        """Return a copy that does not learn."""
         return copy.deepcopy(self).eval().requires_grad_(False)
+
+
+class Teacher:
+    """A frozen net. On a GPU it can be asked ahead, and then answers beside the student's own pass."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net.frozen()
+        self._asked: tuple[Tensor, Tensor] | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def ask(self, x: Tensor) -> None:
+        """Begin to answer for ``x``, which `logits` will be called with."""
+        if x.is_cuda:
+            self._stream = self._stream or torch.cuda.Stream(x.device)
+            self._stream.wait_stream(torch.cuda.current_stream(x.device))
+            with torch.cuda.stream(self._stream):
+                self._asked = x, self._answer(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits for ``x``, ``[batch, old]``."""
+        if self._asked is None or self._asked[0] is not x or self._stream is None:
+            return self._answer(x)
+        torch.cuda.current_stream(x.device).wait_stream(self._stream)
+        answer, self._asked = self._asked[1], None
+        return answer
+
+    @torch.no_grad()
+    def _answer(self, x: Tensor) -> Tensor:
+        return self.net(x).logits
