@@ -16,21 +16,21 @@ from edbl.nets.backbones import Block, ResNet
 
 
 class Launch(NamedTuple):
-    """How a kernel is started: pixels and warps per program, most programs, stages of its pipeline."""
+    """How a kernel is started."""
 
-    block: int
+    block: int  # groups of pixels that a program takes at a time
     warps: int
-    programs: int = 0
-    stages: int = 1
+    programs: int = 0  # at most
+    rows: int = 1  # kernel rows for which a program sums gradients of weights
 
 
 # By output channels, as measured best on an H200 with 128 and 600 images.
-FORWARD = {16: Launch(256, 2, 512), 32: Launch(128, 4, 256), 64: Launch(64, 4, 256)}
-DATA = {16: Launch(128, 2, 512), 32: Launch(128, 4, 256), 64: Launch(64, 4, 256)}
-WEIGHT = {16: Launch(128, 4, 176, 2), 32: Launch(64, 4, 176, 2), 64: Launch(64, 8, 44, 3)}
-INFER = {16: Launch(128, 4), 32: Launch(128, 4), 64: Launch(64, 4)}
+FORWARD = {16: Launch(256, 4, 512), 32: Launch(128, 4, 256), 64: Launch(64, 4, 256)}
+DATA = {16: Launch(256, 4, 512), 32: Launch(128, 4, 256), 64: Launch(64, 4, 256)}
+WEIGHT = {16: Launch(128, 4, 264, rows=3), 32: Launch(64, 8, 88), 64: Launch(64, 8, 44)}
+INFER = {16: Launch(128, 4), 32: Launch(64, 4), 64: Launch(64, 4)}
 ELEMENTWISE = {16: Launch(128, 8, 512), 32: Launch(64, 8, 512), 64: Launch(32, 8, 512)}
-PARTS = 512  # room for the sums of as many programs
+PAIRED = 32  # most output channels for which pixels are worked out in pairs
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,24 @@ class Layer:
     side_out: int
 
     @property
+    def group(self) -> int:
+        """Neighbouring pixels that are worked out together."""
+        return 2 if self.stride == 1 and self.outputs <= PAIRED and self.side_out % 2 == 0 else 1
+
+    @property
     def width(self) -> int:
-        """Values of a kernel row on the way forward, as a power of two."""
-        return _power(3 * self.inputs)
+        """Values of a row that a group needs on the way forward, as a power of two."""
+        return _power((self.group + 2) * self.inputs)
 
     @property
     def back(self) -> int:
-        """Values of a kernel row on the way back."""
-        return _power(3 * self.outputs)
+        """Values of a row that a group needs on the way back."""
+        return _power((self.group + 2) * self.outputs)
 
     @property
     def columns(self) -> int:
-        """Weights as the kernels hold them."""
-        return 3 * self.width * self.outputs
+        """Weights as the kernels hold them, once for each pixel of a group."""
+        return 3 * self.width * self.group * self.outputs
 
 
 class FusedResNet:
@@ -74,7 +79,8 @@ class FusedResNet:
             self.modes.append(1 if first.inputs == first.outputs else 2)
         device = net.stem.weight.device
         self.zero = torch.zeros(1, device=device)
-        self.counts = torch.zeros(2 * len(self.layers), dtype=torch.int32, device=device)
+        # Of each layer: programs that are done, and two totals for each channel.
+        self.totals = [torch.zeros(1 + 2 * la.outputs, dtype=torch.int64, device=device) for la in self.layers]
         self.pack, self.unpack = (table.to(device) for table in _tables(self.layers))
         self.folded: tuple[list[Tensor], list[Tensor]] | None = None
 
@@ -100,10 +106,10 @@ class FusedResNet:
             layer = self.layers[number]
             y = _empty(batch, layer, source)
             launch = INFER[layer.outputs]
-            kernels.infer_kernel[(_tiles(y, launch),)](
+            kernels.infer_kernel[(_tiles(y, launch, layer.group),)](
                 source, weights[number], shifts[number], shortcut, y, len(y),
-                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs, mode,
-                launch.block, num_warps=launch.warps, num_stages=launch.stages,
+                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
+                layer.group, mode, launch.block, num_warps=launch.warps, num_stages=1,
             )  # fmt: skip
             return y
 
@@ -129,13 +135,13 @@ class FusedResNet:
         """Return weights as the kernels take them on the way forward, and on the way back."""
         flat = torch.cat([*(w.flatten() for w in weights), self.zero]).to(dtype)[self.pack]
         forward = [layer.columns for layer in self.layers]
-        backward = [3 * layer.back * layer.inputs for layer in self.layers]
+        backward = [3 * layer.back * layer.group * layer.inputs for layer in self.layers]
         parts = torch.split(flat, forward + backward)
         return list(parts[: len(forward)]), list(parts[len(forward) :])
 
 
-def _tiles(z: Tensor, launch: Launch) -> int:
-    return -(-len(z) // launch.block)
+def _tiles(z: Tensor, launch: Launch, group: int) -> int:
+    return -(-len(z) // (group * launch.block))
 
 
 def _power(number: int) -> int:
@@ -150,23 +156,36 @@ def _layer(conv: nn.Conv2d, norm: nn.BatchNorm2d, side: int) -> Layer:
 def _tables(layers: list[Layer]) -> tuple[Tensor, Tensor]:
     """Return the indices that pack weights for the kernels, and those that unpack the gradients of the weights."""
     end = sum(layer.conv.weight.numel() for layer in layers)
+    unpacked = sum(layer.columns for layer in layers)
     forward, backward, unpack = [], [], []
     start = column = 0
     for layer in layers:
         shape = (layer.outputs, layer.inputs, 3, 3)
         index = start + torch.arange(torch.Size(shape).numel()).view(shape)
-        ahead = torch.full((3, layer.width, layer.outputs), end)
-        ahead[:, : 3 * layer.inputs] = index.permute(2, 3, 1, 0).reshape(3, 3 * layer.inputs, layer.outputs)
-        back = torch.full((3, layer.back, layer.inputs), end)
-        mirrored = index.flip(2, 3).permute(2, 3, 0, 1)
-        back[:, : 3 * layer.outputs] = mirrored.reshape(3, 3 * layer.outputs, layer.inputs)
-        place = column + torch.arange(layer.columns).view(3, layer.width, layer.outputs)[:, : 3 * layer.inputs]
-        unpack.append(place.reshape(3, 3, layer.inputs, layer.outputs).permute(3, 2, 0, 1).flatten())
+        ahead = _banded(index.permute(2, 3, 1, 0), layer.group, layer.width, end)
+        back = _banded(index.flip(2, 3).permute(2, 3, 0, 1), layer.group, layer.back, end)
         forward.append(ahead.flatten())
         backward.append(back.flatten())
+        # Where each weight stands in `ahead`, once for each pixel of a group; a lone pixel's second place is a zero.
+        places = torch.full((2, index.numel()), unpacked)
+        for pixel in range(layer.group):
+            one = _banded(index.permute(2, 3, 1, 0), layer.group, layer.width, end, only=pixel).flatten()
+            here = (one != end).nonzero().squeeze(1)
+            places[pixel, one[here] - start] = column + here
+        unpack.append(places)
         start += index.numel()
         column += layer.columns
-    return torch.cat(forward + backward), torch.cat(unpack)
+    return torch.cat(forward + backward), torch.cat(unpack, dim=1)
+
+
+def _banded(weight: Tensor, group: int, width: int, empty: int, only: int | None = None) -> Tensor:
+    """Return ``[3, width, group * out]`` of ``[3, 3, in, out]``: the kernel rows, one place further for each pixel."""
+    _, _, inputs, outputs = weight.shape
+    table = torch.full((3, width, group * outputs), empty)
+    for pixel in range(group) if only is None else [only]:
+        rows = slice(pixel * inputs, (pixel + 3) * inputs)
+        table[:, rows, pixel * outputs : (pixel + 1) * outputs] = weight.reshape(3, 3 * inputs, outputs)
+    return table
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,7 +208,6 @@ class _Train(torch.autograd.Function):
         raws: list[Tensor] = []  # z of each layer
         stats: list[Tensor] = []
         inputs = [_rows(x, dtype)]  # of each layer, and at last the output
-        sums = x.new_empty(PARTS * 2 * max(layer.outputs for layer in layers), dtype=torch.float32)
 
         def convolve(number: int, shortcut: Tensor | None, mode: int) -> None:
             """Append a layer's raw output and what follows it up to the ReLU."""
@@ -197,15 +215,15 @@ class _Train(torch.autograd.Function):
             z = _empty(len(x), layer, inputs[-1])
             stat = x.new_empty(4, layer.outputs, dtype=torch.float32)
             launch = FORWARD[layer.outputs]
-            kernels.forward_kernel[(min(launch.programs, _tiles(z, launch)),)](
-                inputs[-1], weights[number], z, sums, net.counts[number:],
+            kernels.forward_kernel[(min(launch.programs, _tiles(z, launch, layer.group)),)](
+                inputs[-1], weights[number], z, net.totals[number],
                 norm.weight, norm.bias, norm.running_mean, norm.running_var, stat, len(z),
-                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs, launch.programs,
-                launch.block, num_warps=launch.warps, num_stages=launch.stages,
+                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
+                layer.group, launch.block, num_warps=launch.warps, num_stages=1,
             )  # fmt: skip
             y = torch.empty_like(z)
             launch = ELEMENTWISE[layer.outputs]
-            kernels.activate_kernel[(_tiles(z, launch),)](
+            kernels.activate_kernel[(_tiles(z, launch, 1),)](
                 z, stat, z if shortcut is None else shortcut, y, len(z), layer.side_out, layer.outputs, mode,
                 launch.block, num_warps=launch.warps,
             )  # fmt: skip
@@ -218,13 +236,13 @@ class _Train(torch.autograd.Function):
             shortcut = inputs[-1]
             convolve(2 * block + 1, None, 0)
             convolve(2 * block + 2, shortcut, mode)
-        ctx.net, ctx.saved = net, (back, raws, stats, inputs, sums)
+        ctx.net, ctx.saved = net, (back, raws, stats, inputs)
         return _pool(inputs[-1], len(x))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         net: FusedResNet = ctx.net
-        back, raws, stats, inputs, sums = ctx.saved
+        back, raws, stats, inputs = ctx.saved
         layers = net.layers
         # The sums of all layers of one width stand in one table, so that one reduction serves them all.
         columns: dict[int, int] = {}
@@ -232,25 +250,24 @@ class _Train(torch.autograd.Function):
         for layer in layers:
             starts.append(columns.setdefault(layer.outputs, 0))
             columns[layer.outputs] += layer.columns
-        dw = {width: sums.new_empty(WEIGHT[width].programs, columns[width]) for width in columns}
+        dw = {width: stats[0].new_empty(WEIGHT[width].programs, columns[width]) for width in columns}
         dscales = [torch.empty_like(layer.norm.weight) for layer in layers]
         dshifts = [torch.empty_like(layer.norm.bias) for layer in layers]
-        factors = [sums.new_empty(3, layer.outputs) for layer in layers]
+        factors = [stats[0].new_empty(3, layer.outputs) for layer in layers]
 
         def behind(number: int) -> tuple[Any, ...]:
             """Return what a kernel needs to take a gradient through the normalisation of a layer."""
-            count = net.counts[len(layers) + number :]
-            return sums, count, layers[number].norm.weight, dscales[number], dshifts[number], factors[number]
+            return net.totals[number], layers[number].norm.weight, dscales[number], dshifts[number], factors[number]
 
         def weight(number: int, g: Tensor) -> Tensor:
             """Work out the gradient of a layer's weights, and return that at its raw output."""
             layer, z = layers[number], raws[number]
             dz = torch.empty_like(g)
             launch, width = WEIGHT[layer.outputs], layer.outputs
-            kernels.weight_kernel[(launch.programs, 3)](
+            kernels.weight_kernel[(launch.programs, 3 // launch.rows)](
                 inputs[number], g, z, factors[number], dz, dw[width][:, starts[number] :], len(z), columns[width],
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                launch.block, num_warps=launch.warps, num_stages=launch.stages,
+                layer.group, launch.rows, launch.block, num_warps=launch.warps, num_stages=1,
             )  # fmt: skip
             return dz
 
@@ -259,20 +276,20 @@ class _Train(torch.autograd.Function):
             layer, z = layers[number], raws[number - 1]
             g = torch.empty_like(z)
             launch = DATA[layer.outputs]
-            kernels.data_kernel[(min(launch.programs, _tiles(z, launch)),)](
+            kernels.data_kernel[(min(launch.programs, _tiles(z, launch, layer.group)),)](
                 dz, back[number], dz if shortcut is None else shortcut, inputs[number], z, stats[number - 1], g,
                 *behind(number - 1), len(z),
-                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.back, layer.outputs, mode,
-                launch.programs, launch.block, num_warps=launch.warps, num_stages=launch.stages,
+                layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.back, layer.outputs,
+                layer.group, mode, launch.block, num_warps=launch.warps, num_stages=1,
             )  # fmt: skip
             return g
 
         last = layers[-1]
         g = torch.empty_like(raws[-1])
         launch = ELEMENTWISE[last.outputs]
-        kernels.pool_kernel[(min(launch.programs, _tiles(g, launch)),)](
+        kernels.pool_kernel[(min(launch.programs, _tiles(g, launch, 1)),)](
             gradients[0].contiguous(), inputs[-1], raws[-1], stats[-1], g, *behind(len(layers) - 1), len(g),
-            last.side_out, last.outputs, launch.programs, launch.block, num_warps=launch.warps,
+            last.side_out, last.outputs, launch.block, num_warps=launch.warps,
         )  # fmt: skip
         for number in reversed(range(len(net.modes))):
             first, second = 2 * number + 1, 2 * number + 2
@@ -280,7 +297,7 @@ class _Train(torch.autograd.Function):
             g = data(first, weight(first, inner), g, net.modes[number])
         weight(0, g)
         # Layers of one width follow each other, and so do their columns.
-        flat = torch.cat([table.sum(0) for table in dw.values()])[net.unpack]
+        flat = torch.cat([*(table.sum(0) for table in dw.values()), net.zero])[net.unpack].sum(0)
         sizes = [layer.conv.weight.numel() for layer in layers]
         dconvs = [d.view_as(layer.conv.weight) for d, layer in zip(torch.split(flat, sizes), layers, strict=True)]
         return (None, None, None, *dconvs, *dscales, *dshifts)

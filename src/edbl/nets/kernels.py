@@ -1,12 +1,14 @@
 """Triton kernels for small residual networks: 3x3 convolutions with what stands around them folded in.
 
-Activations are ``[pixels, channels]``, the pixels of all images one after the other, row by row. The three taps of a
-kernel row then lie side by side in memory, so a convolution is three matrix products: ``3 * channels`` values of the
-row above, of the pixel's own row and of the row below. WIDTH is that number rounded up to a power of two.
+Activations are ``[pixels, channels]``, the pixels of all images one after the other, row by row. What a kernel row
+covers then lies side by side in memory, so a convolution is three matrix products: with the row above, the pixel's own
+row and the row below. GROUP neighbouring pixels are worked out together: two of them need four neighbours instead of
+twice three. WIDTH is the number of values that they need of one row, rounded up to a power of two.
 
 ``z`` is a raw convolution output, before batch normalisation; ``stats`` holds four rows for its normalisation: mean,
-inverse standard deviation, and the scale and shift of ``z * scale + shift``. Sums over pixels are kept per program; the
-program that ends last adds them up in a fixed order, so the same inputs give the same bits.
+inverse standard deviation, and the scale and shift of ``z * scale + shift``. Programs add their sums over pixels to
+common whole numbers, whose order of addition does not matter: the same inputs give the same bits. The program that ends
+last works with the totals and sets them back to zero.
 """
 
 import triton
@@ -14,17 +16,23 @@ import triton.language as tl
 
 
 @triton.jit
-def _pixel(p, SIDE: tl.constexpr):
-    """Split pixel numbers into image, row and column."""
-    return p // (SIDE * SIDE), p // SIDE % SIDE, p % SIDE
+def _pixel(p, SIDE: tl.constexpr, GROUP: tl.constexpr):
+    """Split numbers of groups into image, row, and column of the first pixel."""
+    across: tl.constexpr = SIDE // GROUP
+    return p // (SIDE * across), p // across % SIDE, p % across * GROUP
 
 
 @triton.jit
-def _patch(x, image, row, column, inside, SIDE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr):
-    """Load ``column - 1`` to ``column + 1`` of a row, all channels, zero where they lie outside."""
+def _patch(
+    x, image, row, column, inside,
+    SIDE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Load ``column - 1`` to ``column + GROUP`` of a row, all channels, zero where they lie outside."""
     k = tl.arange(0, WIDTH)
     across = column[:, None] + (k // CHANNELS - 1)[None, :]
-    ok = (inside & (row >= 0) & (row < SIDE))[:, None] & (across >= 0) & (across < SIDE) & (k < 3 * CHANNELS)[None, :]
+    ok = (inside & (row >= 0) & (row < SIDE))[:, None] & (across >= 0) & (across < SIDE)
+    if WIDTH != (GROUP + 2) * CHANNELS:
+        ok = ok & (k < (GROUP + 2) * CHANNELS)[None, :]
     start = ((image * SIDE + row) * SIDE + column - 1) * CHANNELS
     return tl.load(x + start[:, None] + k[None, :], mask=ok, other=0.0)
 
@@ -33,75 +41,82 @@ def _patch(x, image, row, column, inside, SIDE: tl.constexpr, CHANNELS: tl.const
 def _convolve(
     x, w, image, row, column, inside,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the convolution at some output pixels, ``[BLOCK, OUT]``."""
-    k, out = tl.arange(0, WIDTH), tl.arange(0, OUT)
-    total = tl.zeros([BLOCK, OUT], tl.float32)
+    """Return the convolution at some groups of output pixels, ``[BLOCK, GROUP * OUT]``."""
+    k, out = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
+    total = tl.zeros([BLOCK, GROUP * OUT], tl.float32)
     for above in tl.static_range(3):
-        patch = _patch(x, image, row * STRIDE + above - 1, column * STRIDE, inside, SIDE, IN, WIDTH)
-        weight = tl.load(w + (above * WIDTH + k[:, None]) * OUT + out[None, :])
+        patch = _patch(x, image, row * STRIDE + above - 1, column * STRIDE, inside, SIDE, IN, WIDTH, GROUP)
+        weight = tl.load(w + (above * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
         total = tl.dot(patch, weight, total)
     return total
 
 
 @triton.jit
-def _shortcut(x, image, row, column, inside, SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr):
+def _shortcut(
+    x, image, row, column, inside, SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, GROUP: tl.constexpr
+):
     """Return what a shortcut adds: the input (1), or option A's every other pixel between padding (2)."""
-    out = tl.arange(0, OUT)
+    n = tl.arange(0, GROUP * OUT)
     if MODE == 1:
-        start, channel, channels = ((image * SIDE + row) * SIDE + column) * OUT, out, OUT
+        start = ((image * SIDE + row) * SIDE + column) * OUT
+        place, mask = start[:, None] + n[None, :], inside[:, None] & (n >= 0)[None, :]
     else:
         # The input has twice the side and half the channels; a quarter of the output's are padding on either side.
         start = ((image * 2 * SIDE + 2 * row) * 2 * SIDE + 2 * column) * (OUT // 2)
-        channel, channels = out - OUT // 4, OUT // 2
-    mask = inside[:, None] & (channel >= 0)[None, :] & (channel < channels)[None, :]
-    return tl.load(x + start[:, None] + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        channel = n % OUT - OUT // 4
+        place = start[:, None] + (n // OUT * OUT + channel)[None, :]
+        mask = inside[:, None] & (channel >= 0)[None, :] & (channel < OUT // 2)[None, :]
+    return tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _last(sums, count, first, second, OUT: tl.constexpr, PARTS: tl.constexpr):
-    """Store this program's sums; return whether it is the last to do so, and then all programs' sums."""
-    out, part = tl.arange(0, OUT), tl.arange(0, PARTS)
-    mine = sums + tl.program_id(0) * 2 * OUT
-    tl.store(mine + out, first)
-    tl.store(mine + OUT + out, second)
+def _last(totals, first, second, OUT: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr):
+    """Add this program's sums to the totals; return whether it is the last to do so, and then the totals."""
+    n, out = tl.arange(0, GROUP * OUT), tl.arange(0, OUT)
+    tl.atomic_add(totals + 1 + n % OUT, (first.to(tl.float64) * SCALE).to(tl.int64))
+    tl.atomic_add(totals + 1 + OUT + n % OUT, (second.to(tl.float64) * SCALE).to(tl.int64))
     tl.debug_barrier()
-    programs = tl.num_programs(0)
-    last = tl.atomic_add(count, 1, sem="acq_rel") == programs - 1
+    last = tl.atomic_add(totals, 1, sem="acq_rel") == tl.num_programs(0) - 1
+    all_first = tl.zeros([OUT], tl.float32)
+    all_second = tl.zeros([OUT], tl.float32)
     if last:
-        tl.store(count, 0)
-        mask = (part < programs)[:, None] & (out >= 0)[None, :]
-        place = sums + part[:, None] * 2 * OUT + out[None, :]
-        first = tl.sum(tl.load(place, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-        second = tl.sum(tl.load(place + OUT, mask=mask, other=0.0, cache_modifier=".cg"), 0)
-    return last, first, second
+        all_first = (tl.load(totals + 1 + out, cache_modifier=".cg").to(tl.float64) / SCALE).to(tl.float32)
+        all_second = (tl.load(totals + 1 + OUT + out, cache_modifier=".cg").to(tl.float64) / SCALE).to(tl.float32)
+        tl.debug_barrier()
+        tl.store(totals, 0)
+        tl.store(totals + 1 + out, tl.zeros([OUT], tl.int64))
+        tl.store(totals + 1 + OUT + out, tl.zeros([OUT], tl.int64))
+    return last, all_first, all_second
 
 
 @triton.jit
 def forward_kernel(
-    x, w, z, sums, count, gamma, beta, running_mean, running_var, stats, pixels,
+    x, w, z, totals, gamma, beta, running_mean, running_var, stats, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and work out the normalisation of the output; update the running statistics."""
-    out = tl.arange(0, OUT)
-    first = tl.zeros([OUT], tl.float32)
-    second = tl.zeros([OUT], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(pixels, BLOCK), tl.num_programs(0)):
+    n, out = tl.arange(0, GROUP * OUT), tl.arange(0, OUT)
+    first = tl.zeros([GROUP * OUT], tl.float32)
+    second = tl.zeros([GROUP * OUT], tl.float32)
+    groups = pixels // GROUP
+    for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = p < pixels
-        image, row, column = _pixel(p, SIDE_OUT)
-        value = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, BLOCK)
+        inside = p < groups
+        image, row, column = _pixel(p, SIDE_OUT, GROUP)
+        value = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, BLOCK)
         value = value.to(z.dtype.element_ty)
-        tl.store(z + p[:, None] * OUT + out[None, :], value, mask=inside[:, None])
+        tl.store(z + p[:, None] * (GROUP * OUT) + n[None, :], value, mask=inside[:, None])
         rounded = value.to(tl.float32)
         first += tl.sum(rounded, 0)
         second += tl.sum(rounded * rounded, 0)
-    last, first, second = _last(sums, count, first, second, OUT, PARTS)
+    # To 2^-30, which leaves room for sums of up to 2^33.
+    last, all_first, all_second = _last(totals, first, second, OUT, GROUP, 2.0**30)
     if last:
-        mean = first / pixels
-        variance = tl.maximum(second / pixels - mean * mean, 0.0)
+        mean = all_first / pixels
+        variance = tl.maximum(all_second / pixels - mean * mean, 0.0)
         inverse = 1 / tl.sqrt(variance + 1e-5)
         scale = tl.load(gamma + out) * inverse
         tl.store(stats + out, mean)
@@ -125,8 +140,8 @@ def activate_kernel(
     raw = tl.load(z + place, mask=inside[:, None], other=0.0).to(tl.float32)
     total = raw * tl.load(stats + 2 * OUT + out)[None, :] + tl.load(stats + 3 * OUT + out)[None, :]
     if MODE > 0:
-        image, row, column = _pixel(p, SIDE)
-        total += _shortcut(x, image, row, column, inside, SIDE, OUT, MODE)
+        image, row, column = _pixel(p, SIDE, 1)
+        total += _shortcut(x, image, row, column, inside, SIDE, OUT, MODE, 1)
     tl.store(y + place, tl.maximum(total, 0.0).to(y.dtype.element_ty), mask=inside[:, None])
 
 
@@ -134,27 +149,30 @@ def activate_kernel(
 def infer_kernel(
     x, w, bias, shortcut, y, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify."""
-    out = tl.arange(0, OUT)
+    n = tl.arange(0, GROUP * OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = p < pixels
-    image, row, column = _pixel(p, SIDE_OUT)
-    total = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, BLOCK)
-    total += tl.load(bias + out)[None, :]
+    inside = p < pixels // GROUP
+    image, row, column = _pixel(p, SIDE_OUT, GROUP)
+    total = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, BLOCK)
+    total += tl.load(bias + n % OUT)[None, :]
     if MODE > 0:
-        total += _shortcut(shortcut, image, row, column, inside, SIDE_OUT, OUT, MODE)
+        total += _shortcut(shortcut, image, row, column, inside, SIDE_OUT, OUT, MODE, GROUP)
     value = tl.maximum(total, 0.0).to(y.dtype.element_ty)
-    tl.store(y + p[:, None] * OUT + out[None, :], value, mask=inside[:, None])
+    tl.store(y + p[:, None] * (GROUP * OUT) + n[None, :], value, mask=inside[:, None])
 
 
 @triton.jit
 def _normalise_backward(
-    sums, count, first, second, gamma, stats, dgamma, dbeta, factors, pixels, OUT: tl.constexpr, PARTS: tl.constexpr
-):
+    totals, my_first, my_second, gamma, stats, dgamma, dbeta, factors, pixels,
+    OUT: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """Turn sums into gradients of gamma and beta, and ``factors`` a, b, c with ``dz = a g + b z + c``."""
-    last, first, second = _last(sums, count, first, second, OUT, PARTS)
+    # To 2^-40, since gradients are small, which leaves room for sums of up to 2^23.
+    last, first, second = _last(totals, my_first, my_second, OUT, GROUP, 2.0**40)
     if last:
         out = tl.arange(0, OUT)
         mean, inverse = tl.load(stats + out), tl.load(stats + OUT + out)
@@ -169,8 +187,8 @@ def _normalise_backward(
 
 @triton.jit
 def pool_kernel(
-    gradient, y, z, stats, g, sums, count, gamma, dgamma, dbeta, factors, pixels,
-    SIDE: tl.constexpr, OUT: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    gradient, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
+    SIDE: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Spread the gradient of average pooling over the pixels of the last block's output; then as `data_kernel`."""
     out = tl.arange(0, OUT)
@@ -189,14 +207,14 @@ def pool_kernel(
         raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
         first += tl.sum(rounded, 0)
         second += tl.sum(rounded * (raw - mean[None, :]) * inverse[None, :], 0)
-    _normalise_backward(sums, count, first, second, gamma, stats, dgamma, dbeta, factors, pixels, OUT, PARTS)
+    _normalise_backward(totals, first, second, gamma, stats, dgamma, dbeta, factors, pixels, OUT, 1)
 
 
 @triton.jit
 def data_kernel(
-    dz, w, shortcut, y, z, stats, g, sums, count, gamma, dgamma, dbeta, factors, pixels,
+    dz, w, shortcut, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, PARTS: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take a gradient back through a convolution, the shortcut beside it, and the ReLU and normalisation before it.
@@ -204,17 +222,18 @@ def data_kernel(
     ``y`` is the output of that ReLU, ``z`` and ``stats`` belong to that normalisation. ``g`` is the gradient at the
     normalisation's output.
     """
-    channel, out = tl.arange(0, IN), tl.arange(0, OUT)
-    mean, inverse = tl.load(stats + channel), tl.load(stats + IN + channel)
-    first = tl.zeros([IN], tl.float32)
-    second = tl.zeros([IN], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(pixels, BLOCK), tl.num_programs(0)):
+    n, channel, out = tl.arange(0, GROUP * IN), tl.arange(0, IN), tl.arange(0, OUT)
+    mean, inverse = tl.load(stats + n % IN), tl.load(stats + IN + n % IN)
+    first = tl.zeros([GROUP * IN], tl.float32)
+    second = tl.zeros([GROUP * IN], tl.float32)
+    groups = pixels // GROUP
+    for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = p < pixels
-        image, row, column = _pixel(p, SIDE_IN)
+        inside = p < groups
+        image, row, column = _pixel(p, SIDE_IN, GROUP)
         if STRIDE == 1:
             # Mirrored weights turn this way back into a way forward.
-            total = _convolve(dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, BLOCK)
+            total = _convolve(dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, GROUP, BLOCK)
         else:
             total = tl.zeros([BLOCK, IN], tl.float32)
             for tap in tl.static_range(9):
@@ -225,8 +244,8 @@ def data_kernel(
                 a = tl.load(dz + start[:, None] + out[None, :], mask=ok[:, None], other=0.0)
                 k = (tap // 3) * WIDTH + (tap % 3) * OUT + out
                 total = tl.dot(a, tl.load(w + k[:, None] * IN + channel[None, :]), total)
-        place = p[:, None] * IN + channel[None, :]
-        mask = inside[:, None] & (channel >= 0)[None, :]
+        place = p[:, None] * (GROUP * IN) + n[None, :]
+        mask = inside[:, None] & (n >= 0)[None, :]
         if MODE == 1:
             total += tl.load(shortcut + place, mask=mask, other=0.0).to(tl.float32)
         if MODE == 2:
@@ -240,37 +259,51 @@ def data_kernel(
         raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
         first += tl.sum(rounded, 0)
         second += tl.sum(rounded * (raw - mean[None, :]) * inverse[None, :], 0)
-    _normalise_backward(sums, count, first, second, gamma, stats, dgamma, dbeta, factors, pixels, IN, PARTS)
+    _normalise_backward(totals, first, second, gamma, stats, dgamma, dbeta, factors, pixels, IN, GROUP)
 
 
 @triton.jit
 def weight_kernel(
     x, g, z, factors, dz, dw, pixels, columns,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of a convolution's weights: one kernel row and one share of the pixels per program.
+    """Gradient of a convolution's weights: a share of the pixels, and one kernel row or all three, per program.
 
     On the way, ``dz = a g + b z + c`` takes the gradient back through the normalisation; `data_kernel` reads it.
-    ``dw`` is ``[shares, columns]``: each program writes its sums beside those of the other layers.
+    ``dw`` is ``[shares, columns]``: each program writes its sums beside those of the other layers, once for each pixel
+    of a group.
     """
-    k, out = tl.arange(0, WIDTH), tl.arange(0, OUT)
-    above = tl.program_id(1)
-    a, b, c = tl.load(factors + out), tl.load(factors + OUT + out), tl.load(factors + 2 * OUT + out)
-    total = tl.zeros([WIDTH, OUT], tl.float32)
-    for tile in range(tl.program_id(0), tl.cdiv(pixels, BLOCK), tl.num_programs(0)):
+    k, n = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
+    mine = tl.program_id(1)
+    a, b, c = tl.load(factors + n % OUT), tl.load(factors + OUT + n % OUT), tl.load(factors + 2 * OUT + n % OUT)
+    above = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    level = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    below = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    groups = pixels // GROUP
+    for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = p < pixels
-        image, row, column = _pixel(p, SIDE_OUT)
-        place = p[:, None] * OUT + out[None, :]
-        mask = inside[:, None] & (out >= 0)[None, :]
+        inside = p < groups
+        image, row, column = _pixel(p, SIDE_OUT, GROUP)
+        row, column = row * STRIDE, column * STRIDE
+        place = p[:, None] * (GROUP * OUT) + n[None, :]
+        mask = inside[:, None] & (n >= 0)[None, :]
         gradient = tl.load(g + place, mask=mask, other=0.0)
         raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
         value = gradient.to(tl.float32) * a[None, :] + raw * b[None, :] + c[None, :]
         value = tl.where(mask, value, 0.0).to(gradient.dtype)
-        if above == 1:
+        if mine == 0:
             tl.store(dz + place, value, mask=mask)
-        patch = _patch(x, image, row * STRIDE + above - 1, column * STRIDE, inside, SIDE_IN, IN, WIDTH)
-        total = tl.dot(tl.trans(patch), value, total)
-    place = (above * WIDTH + k[:, None]) * OUT + out[None, :]
-    tl.store(dw + tl.program_id(0) * columns + place, total)
+        patch = _patch(x, image, row + mine - 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
+        above = tl.dot(tl.trans(patch), value, above)
+        if ROWS == 3:
+            patch = _patch(x, image, row, column, inside, SIDE_IN, IN, WIDTH, GROUP)
+            level = tl.dot(tl.trans(patch), value, level)
+            patch = _patch(x, image, row + 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
+            below = tl.dot(tl.trans(patch), value, below)
+    place = dw + tl.program_id(0) * columns + (mine * WIDTH + k[:, None]) * (GROUP * OUT) + n[None, :]
+    tl.store(place, above)
+    if ROWS == 3:
+        tl.store(place + WIDTH * GROUP * OUT, level)
+        tl.store(place + 2 * WIDTH * GROUP * OUT, below)
