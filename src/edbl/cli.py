@@ -1,5 +1,6 @@
 """The command line: parsing and printing only."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -137,6 +138,37 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
         for recipe in made:
             start(recipe, folder / recipe.method, progress=progress)
     _finish([folder / recipe.method for recipe in made], folder / "report.html")
+
+
+@app.command()
+def bench(
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
+    batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
+    steps: Annotated[int | None, typer.Option(help="Steps per repeat. Default: 100 on a GPU, 3 on a CPU.")] = None,
+    workers: Annotated[int, typer.Option(help="DataLoader workers of the plain loop.", min=0)] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time a training step beside a plain PyTorch loop and the bare network."""
+    from edbl.bench import measure
+    from edbl.engine.environment import pick_device
+
+    chosen = pick_device(device)
+    count = steps or (100 if chosen.type == "cuda" else 3)
+    with console.status("timing"):
+        found = measure(chosen, backbone, batch, count, workers)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    console.print(f"{found['device']}; {versions}\n{backbone}, batch {batch}, {found['n']}", highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "ms a step", "images/s", "of bare"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in found["rows"]:
+        numbers = f"{row['milliseconds']:.3f}", f"{row['images_per_second']:,.0f}", f"{row['of_bare']:.2f}"
+        table.add_row(row["name"], *numbers)
+    console.print(table)
 
 
 @app.command("list")

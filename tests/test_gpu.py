@@ -1,0 +1,160 @@
+"""What only a GPU can show: fused kernels, graphs, no waiting for the device. Skipped without one."""
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from edbl import Recipe, Record, resume, run
+from edbl.data.augment import Transform
+from edbl.data.images import Images
+from edbl.data.stream import Task
+from edbl.engine.step import Step
+from edbl.memory import Budget, Memory
+from edbl.methods import find_method, methods
+from edbl.nets.backbones import ResNet, initialise
+from edbl.nets.heads import LinearHead
+from edbl.nets.net import Net
+from edbl.schedule import Optim, Schedule
+from tests.test_contract import Killed, Killer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+GPU = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def _exact() -> Iterator[None]:
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def resnet(widths: tuple[int, ...], blocks: int) -> ResNet:
+    generator = torch.Generator().manual_seed(0)
+    net = ResNet(3, widths, blocks, project=False)
+    initialise(net, generator)
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.weight.data.uniform_(0.5, 1.5, generator=generator)
+            module.bias.data.uniform_(-0.3, 0.3, generator=generator)
+    return net.to(GPU)
+
+
+def error(value: Tensor, truth: Tensor) -> float:
+    return float((value.double() - truth.double()).norm() / truth.double().norm())
+
+
+def gradients(net: ResNet, x: Tensor, target: Tensor, cast: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    net.train()
+    with torch.autocast("cuda", torch.bfloat16, enabled=cast):
+        features = net(x)
+    (features.to(target.dtype) * target).sum().backward()
+    running = [b for name, b in net.named_buffers() if "running" in name]
+    return features.detach(), [p.grad for p in net.parameters() if p.grad is not None], running
+
+
+@pytest.mark.parametrize(
+    ("widths", "blocks", "side", "batch"), [((16, 32, 64), 5, 32, 48), ((16, 32), 1, 8, 33), ((32, 64), 2, 12, 7)]
+)
+def test_fused_kernels_compute_the_network(widths: tuple[int, ...], blocks: int, side: int, batch: int) -> None:
+    net = resnet(widths, blocks)
+    x, target = torch.randn(batch, 3, side, side, device=GPU), torch.randn(batch, widths[-1], device=GPU)
+    truth = gradients(copy.deepcopy(net).double(), x.double(), target.double(), cast=False)
+    usual = gradients(copy.deepcopy(net), x, target, cast=True)
+    ours = copy.deepcopy(net)
+    ours.fuse((3, side, side))
+    assert ours.fused is not None
+    fused = gradients(ours, x, target, cast=False)
+    # Rounding to bf16 makes errors; ours must be no larger than those of the usual bf16 pass.
+    assert error(fused[0], truth[0]) < 1.5 * error(usual[0], truth[0]) + 1e-4
+    for mine, theirs, right in zip(fused[1], usual[1], truth[1], strict=True):
+        assert error(mine, right) < 1.5 * error(theirs, right) + 2e-2
+    for mine, right in zip(fused[2], truth[2], strict=True):
+        assert error(mine, right) < 2e-2
+    again = copy.deepcopy(net)
+    again.fuse((3, side, side))
+    for first, second in zip(gradients(again, x, target, cast=False)[1], fused[1], strict=True):
+        assert torch.equal(first, second)
+
+
+def test_fused_teacher_computes_the_network() -> None:
+    net = resnet((16, 32, 64), 5).eval().requires_grad_(False)
+    x = torch.randn(50, 3, 32, 32, device=GPU)
+    truth = net(x)
+    net.fuse((3, 32, 32))
+    assert error(net(x), truth) < 1e-2
+
+
+def step_of(method: str, **how: bool) -> Step:
+    generator = torch.Generator().manual_seed(0)
+    backbone = ResNet(3, (16, 32), 1, project=False)
+    initialise(backbone, generator)
+    net = Net(backbone, LinearHead(32)).to(GPU)
+    if how.get("bf16"):
+        backbone.fuse((3, 16, 16))
+    kind = find_method(method)
+    memory = Memory(Budget("total", 40))
+    pixels = torch.randint(0, 256, (240, 3, 16, 16), dtype=torch.uint8, generator=generator).to(GPU)
+    train = Images(pixels[40:], 4 + torch.arange(200, device=GPU) % 4)
+    memory.replace(Images(pixels[:40], torch.arange(4, device=GPU).repeat_interleave(10)))
+    everything = Images.cat([memory.images, train])
+    made = kind(net, memory, kind.Config(), Schedule(), Optim(batch=32), features=lambda images: images.x.float())
+    net.grow(4, generator)
+    task = Task(1, 4, 4, train, train, everything)
+    made.begin(task, generator)
+    phase = list(made.phases(task))[-1]  # the balancing phase, where there is one
+    net.train()
+    transform = Transform.of("crop-flip", 4, (0.5,) * 3, (0.25,) * 3, GPU)
+    draws = torch.Generator(GPU).manual_seed(1)
+    step = Step(phase, 8, made.optim, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
+    step.begin_epoch(phase.draw.sampler(draws), 0.05)
+    return step
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_no_step_waits_for_the_device(method: str, graph: bool) -> None:
+    step = step_of(method, bf16=True, graph=graph)
+    for _ in range(4):  # libraries load, kernels are compiled, the graph is captured
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert step.losses[:5].isfinite().all()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("method", ["rkd", "edbl"])
+def test_a_graph_gives_the_bits_of_single_steps(method: str, bf16: bool) -> None:
+    weights = []
+    for graph in (False, True):
+        step = step_of(method, bf16=bf16, graph=graph)
+        for _ in range(6):
+            step()
+        weights.append([p.detach().clone() for p in step.phase.params])
+    for first, second in zip(*weights, strict=True):
+        assert torch.equal(first, second)
+
+
+def confusions(record: Record) -> list[np.ndarray]:
+    return [matrix for readout in ("cnn", "nme") for matrix in record.confusions[readout]]
+
+
+@pytest.mark.parametrize("method", ["rkd", "edbl"])
+def test_killed_and_resumed_on_a_gpu_equals_uninterrupted(method: str, tmp_path: Path) -> None:
+    recipe = Recipe.build(method, data="digits", preset="quick", device="cuda", **{"checkpoint_seconds": 0})
+    counter = Killer()
+    whole = run(recipe, tmp_path / "whole", progress=counter)
+    with pytest.raises(Killed):
+        run(recipe, tmp_path / "killed", progress=Killer(counter.steps * 2 // 3))
+    for ours, theirs in zip(confusions(resume(tmp_path / "killed")), confusions(whole), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
