@@ -22,7 +22,10 @@ from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import Killed, Killer
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype"),
+]
 
 GPU = torch.device("cuda")
 
