@@ -174,6 +174,11 @@ def test_a_gpu_that_is_not_there(cli: Cli) -> None:
     refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "--device auto or cpu")
 
 
+def test_a_data_folder_that_cannot_be_made(cli: Cli) -> None:
+    Path("file").write_text("")
+    refused(cli("data", "fetch", "cifar10", "--data-dir", "file/data"), "Not a directory", "file/data")
+
+
 def test_a_broken_recipe_file(cli: Cli) -> None:
     Path("broken.toml").write_text("method = \n")
     refused(cli("run", "--recipe", "broken.toml"), "broken.toml is not valid TOML")

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from edbl.data.augment import Transform
 from edbl.data.images import Images
-from edbl.engine.evaluate import BATCH, class_means, confusion, evaluate, nearest, outputs
+from edbl.engine import evaluate as evaluation
+from edbl.engine.evaluate import class_means, confusion, evaluate, nearest, outputs
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import build
@@ -135,16 +136,18 @@ def small_net(classes: int) -> Net:
     return net
 
 
-def test_outputs_are_those_of_each_image_alone() -> None:
+def test_outputs_are_those_of_each_image_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     net, transform = small_net(3), Transform.of("crop-flip", 1, (0.4,), (0.3,), CPU)
-    images = random_images([BATCH, 13, 2])
+    batch = 40
+    images = random_images([batch, 13, 2])
+    monkeypatch.setattr(evaluation, "PIXELS", batch * images.x[0, 0].numel())
     before = {k: v.clone() for k, v in net.state_dict().items()}
     net.train()
     output = outputs(net, images, transform)
-    assert output.logits.shape == (BATCH + 15, 3)
+    assert output.logits.shape == (batch + 15, 3)
     assert not output.logits.requires_grad
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    for k in (0, 1, BATCH - 1, BATCH, BATCH + 14):
+    for k in (0, 1, batch - 1, batch, batch + 14):
         alone = net((images.x[k : k + 1].float() / 255 - 0.4) / 0.3)
         torch.testing.assert_close(output.logits[k], alone.logits[0].detach(), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(output.features[k], alone.features[0].detach(), atol=1e-5, rtol=1e-4)

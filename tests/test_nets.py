@@ -3,7 +3,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from edbl.errors import EdblError
-from edbl.nets.backbones import BACKBONES, MLP, Block, build
+from edbl.nets.backbones import BACKBONES, MLP, Block, ResNet, build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
 
@@ -290,3 +290,20 @@ def test_mlp_flattens_images() -> None:
 def test_unknown_backbone_names_the_nearest() -> None:
     with pytest.raises(EdblError, match="unknown backbone 'resnet23': did you mean 'resnet32'"):
         build("resnet23", (3, 32, 32), seeded())
+
+
+@pytest.mark.parametrize(
+    ("widths", "project", "shape", "fits"),
+    [
+        ((16, 32, 64), False, (3, 32, 32), True),
+        ((16, 32), False, (1, 8, 8), True),
+        ((64, 128, 256, 512), True, (3, 64, 64), False),  # ResNet-18
+        ((16, 32, 64), False, (3, 32, 64), False),  # not square
+        ((16, 32, 64), False, (3, 30, 30), False),  # 15 is odd
+        ((16, 64), False, (3, 32, 32), False),  # option A pads by half the channels only
+    ],
+)
+def test_fused_kernels_are_used_only_where_they_fit(
+    widths: tuple[int, ...], project: bool, shape: tuple[int, ...], fits: bool
+) -> None:
+    assert ResNet(shape[0], widths, 1, project).fusible(shape) == fits

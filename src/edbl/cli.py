@@ -38,6 +38,10 @@ def main() -> None:
     except EdblError as error:
         Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
+        where = f" ({error.filename})" if error.filename else ""
+        Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error.strerror or error}{where}')}", highlight=False)
+        sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; `edbl resume RUN` goes on with a run", highlight=False)
         sys.exit(130)

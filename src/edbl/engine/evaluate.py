@@ -12,14 +12,15 @@ from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.net import Net, Output
 
-BATCH = 1000
+PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough for the memory of small ones
 
 
 @torch.no_grad()
 def outputs(net: Net, images: Images, transform: Transform) -> Output:
     """Return the net's output for all images, in evaluation mode."""
     net.eval()
-    parts = [net(transform.normalise(x)) for x in images.x.split(BATCH)]
+    batch = max(1, PIXELS // images.x[0, 0].numel()) if images.x.ndim == 4 else PIXELS // images.x.shape[1]
+    parts = [net(transform.normalise(x)) for x in images.x.split(batch)]
     return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -58,13 +59,18 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*layers)
         self.fused: FusedResNet | None = None
 
-    def fuse(self, shape: Sequence[int]) -> None:
-        """Train and teach with fused kernels from now on, in bf16, where they fit this net and images of ``shape``."""
-        if self.project or shape[1] != shape[2] or not set(self.widths) <= {16, 32, 64} or not find_spec("triton"):
-            return
-        from edbl.nets.fused import FusedResNet
+    def fusible(self, shape: Sequence[int]) -> bool:
+        """Tell whether the fused kernels fit this net and images of ``shape``."""
+        doubling = all(2 * narrow == wide for narrow, wide in pairwise(self.widths))
+        halving = shape[1] == shape[2] and shape[1] % 2 ** (len(self.widths) - 1) == 0
+        return not self.project and set(self.widths) <= {16, 32, 64} and doubling and halving
 
-        self.fused = FusedResNet(self, shape[1])
+    def fuse(self, shape: Sequence[int]) -> None:
+        """Train and teach with the fused kernels from now on, in bf16, where they fit."""
+        if self.fusible(shape) and find_spec("triton"):
+            from edbl.nets.fused import FusedResNet
+
+            self.fused = FusedResNet(self, shape[1])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features, ``[batch, width]``."""
