@@ -278,3 +278,11 @@ def test_a_method_file_that_fails(cli: Cli) -> None:
     refused(cli("run", "broken.py"), "broken.py cannot be imported", "nonsense_that_is_not_there")
     Path("empty.py").write_text("")
     refused(cli("run", "empty.py"), "exactly one subclass")
+
+
+def test_precision_and_graph_are_options(cli: Cli) -> None:
+    assert cli("run", "finetune", *QUICK, "--precision", "bf16", "--no-graph", "--out", "run").code == 0
+    recipe = Recipe.read(Path("run/recipe.toml"))
+    assert recipe.precision == "bf16"
+    assert not recipe.graph
+    refused(cli("run", "finetune", "--precision", "fp16"), "unknown value of precision 'fp16'")

@@ -64,6 +64,8 @@ def run(
     preset: Annotated[str | None, typer.Option(help="default, paper or quick.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,
+    graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output folder; must not exist. Default: runs/NAME.")] = None,
     data_dir: DataDir = None,
@@ -83,6 +85,8 @@ def run(
         "seed": seed,
         "preset": preset,
         "device": device,
+        "precision": precision,
+        "graph": graph,
         "data.skip_bad": skip_bad or None,
     }
     flags: dict[str, object] = {k: v for k, v in given.items() if v is not None}
