@@ -11,6 +11,7 @@ from PIL import Image
 
 from edbl import Recipe, records
 from edbl.demo import recipes as demo_recipes
+from edbl.engine.step import Step
 from tests.conftest import Cli, Finished
 
 QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
@@ -278,6 +279,18 @@ def test_a_method_file_that_fails(cli: Cli) -> None:
     refused(cli("run", "broken.py"), "broken.py cannot be imported", "nonsense_that_is_not_there")
     Path("empty.py").write_text("")
     refused(cli("run", "empty.py"), "exactly one subclass")
+
+
+def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__call__", interrupt)
+        finished = cli("run", "finetune", *QUICK, "--out", "run")
+    assert finished.code == 130
+    assert "edbl resume run" in finished.err
+    assert cli("resume", "run").code == 0
 
 
 def test_precision_and_graph_are_options(cli: Cli) -> None:

@@ -42,9 +42,6 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error.strerror or error}{where}')}", highlight=False)
         sys.exit(2)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; `edbl resume RUN` goes on with a run", highlight=False)
-        sys.exit(130)
 
 
 @app.command()
@@ -95,8 +92,7 @@ def run(
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
     made = Recipe.read(_recipe_file(recipe), *layers) if recipe else Recipe.of(*layers)
     folder = out or default_folder(made)
-    console.print(f"run folder: {folder}", highlight=False, soft_wrap=True)
-    with _bars() as progress:
+    with _bars(folder) as progress:
         start(made, folder, data_dir=data_dir, progress=progress)
     _finish([folder], folder / "report.html")
 
@@ -109,7 +105,7 @@ def resume(
     """Go on with a run that was stopped, at any moment, by anything."""
     from edbl.engine.run import resume as go_on
 
-    with _bars() as progress:
+    with _bars(folder) as progress:
         go_on(folder, data_dir=data_dir, progress=progress)
     _finish([folder], folder / "report.html")
 
@@ -142,8 +138,8 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
         "Both train for the same number of epochs. No choice was made on the test images."
     )
     made = recipes()
-    with _bars() as progress:
-        for recipe in made:
+    for recipe in made:
+        with _bars(folder / recipe.method) as progress:
             start(recipe, folder / recipe.method, progress=progress)
     _finish([folder / recipe.method for recipe in made], folder / "report.html")
 
@@ -241,11 +237,16 @@ def _source(name: str) -> "Source":
 
 
 @contextmanager
-def _bars() -> Iterator["Bars"]:
+def _bars(folder: Path) -> Iterator["Bars"]:
     from edbl.engine.progress import Bars
 
-    with Bars(console) as bars:
-        yield bars
+    try:
+        with Bars(console) as bars:
+            yield bars
+    except KeyboardInterrupt:
+        message = f"interrupted; `edbl resume {folder}` goes on from the last checkpoint"
+        Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
+        raise typer.Exit(130) from None
 
 
 def _finish(folders: list[Path], page: Path) -> None:

@@ -161,6 +161,7 @@ class _Session:
         first = self.restore(checkpoints, record)
         planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
         title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
+        self.progress.say(f"run folder: {folder}")
         self.progress.run(title, len(self.stream), sum(planned), sum(planned[:first]))
         try:
             for index in range(first, len(self.stream)):
@@ -216,8 +217,8 @@ class _Session:
         record.seconds.append(sum(timings.values()))
         records.write(record, folder)
         images = self.memory.images
-        tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-        checkpoints.save(f"task-{t}", Saved(tensors | {"memory.x": images.x, "memory.y": images.y}, {}))
+        tensors = self.net_tensors() | {"memory.x": images.x, "memory.y": images.y}
+        checkpoints.save(f"task-{t}", Saved(tensors, {}))
         # Should this state be damaged, the run goes on from the last task's state and this task's finished phases.
         kept = re.compile(rf"task-{t - 1}|task-{t}(-phase-\d+)?")
         checkpoints.forget(name for name in checkpoints.names() if not kept.fullmatch(name))
@@ -249,8 +250,7 @@ class _Session:
 
         def save(name: str) -> None:
             timings[phase.name] = before + time.monotonic() - began
-            tensors = {f"net.{k}": v for k, v in self.net.state_dict().items()}
-            tensors |= {f"momentum.{i}": m for i, m in enumerate(state.momentum)}
+            tensors = self.net_tensors() | {f"momentum.{i}": m for i, m in enumerate(state.momentum)}
             values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
             checkpoints.save(name, Saved(tensors, values))
 
@@ -268,6 +268,9 @@ class _Session:
         self.loop.fit(self.net, phase, place, state, after_epoch)
         save(name)
         return state.losses
+
+    def net_tensors(self) -> dict[str, Tensor]:
+        return {f"net.{k}": v for k, v in self.net.state_dict().items()}
 
     def sample_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of some test images, evenly from all classes."""
