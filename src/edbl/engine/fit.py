@@ -54,6 +54,8 @@ class Loop:
         for parameter, momentum in zip(phase.params, state.momentum, strict=False):
             step.optimiser.state[parameter]["momentum_buffer"] = momentum.to(generator.device)
         net.train(phase.train_mode)
+        if generator.device.type == "cuda":
+            self.progress.busy("compiling kernels, once per machine")
         for epoch in range(state.epoch, phase.schedule.epochs):
             generator.manual_seed(self.seeds.number(*place, "epoch", epoch))
             batches = phase.draw.sampler(generator)  # [steps, batch]

@@ -80,6 +80,7 @@ class Bars(Progress):
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
+        self._busy = ""
         self._step = number + 1
         self._images += images
         now = time.monotonic()
