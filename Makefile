@@ -1,5 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test check
 
@@ -9,12 +10,16 @@ demo: .venv/ready
 test: check
 	$(BIN)/pytest -n 2
 
-check: .venv/ready
+check: .venv/tested
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e .
+	touch $@
+
+.venv/tested: .venv/ready
+	$(INSTALL) -e '.[dev]'
 	touch $@

@@ -1,0 +1,71 @@
+"""The fused kernels against the network they replace, in float32, by Triton's interpreter: no GPU is needed."""
+
+import copy
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import Tensor
+
+if not find_spec("triton"):
+    pytest.skip("Triton comes for Linux only", allow_module_level=True)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, with the kernels below
+
+from edbl.nets.backbones import ResNet, initialise
+from edbl.nets.fused import FusedResNet
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs the compiled kernels")
+
+
+def resnet(channels: int, widths: tuple[int, ...], blocks: int) -> ResNet:
+    generator = torch.Generator().manual_seed(0)
+    net = ResNet(channels, widths, blocks, project=False)
+    initialise(net, generator)
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.weight.data.uniform_(-1.5, 1.5, generator=generator)
+            module.bias.data.uniform_(-0.3, 0.3, generator=generator)
+    return net
+
+
+def close(mine: Tensor, right: Tensor) -> None:
+    assert float((mine - right).norm()) < 1e-4 * float(right.norm()) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("channels", "widths", "blocks", "side", "batch"),
+    [(3, (16, 32), 1, 8, 3), (1, (16, 32, 64), 1, 8, 3), (3, (32, 64), 1, 6, 4)],
+)
+def test_training_and_teaching(channels: int, widths: tuple[int, ...], blocks: int, side: int, batch: int) -> None:
+    usual = resnet(channels, widths, blocks).train()
+    ours = copy.deepcopy(usual)
+    fused = FusedResNet(ours, side)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2):  # twice: what one step leaves behind must not disturb the next
+        x = torch.randn(batch, channels, side, side, generator=generator)
+        target = torch.randn(batch, widths[-1], generator=generator)
+        for net, features in ((usual, usual(x)), (ours, fused.train(x, torch.float32))):
+            net.zero_grad()
+            (features * target).sum().backward()
+        close(fused.train(x, torch.float32).detach(), usual(x).detach())
+        for parameter, same in zip(ours.parameters(), usual.parameters(), strict=True):
+            assert parameter.grad is not None
+            assert same.grad is not None
+            close(parameter.grad, same.grad)
+    for (name, mine), right in zip(ours.named_buffers(), usual.buffers(), strict=True):
+        if "running" in name:
+            close(mine, right)
+    usual.eval()
+    ours.load_state_dict(usual.state_dict())
+    close(fused.infer(x, torch.float32), usual(x).detach())
+
+
+def test_a_frozen_copy_has_kernels_of_its_own() -> None:
+    net = resnet(3, (16, 32), 1)
+    net.fused = FusedResNet(net, 8)
+    copied = copy.deepcopy(net)
+    assert copied.fused is not None
+    assert copied.fused.layers[0].conv is copied.stem
+    assert copied.fused.totals[0] is not net.fused.totals[0]
