@@ -18,6 +18,7 @@ from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.progress import Progress
 from edbl.files import lock
 from tests.conftest import Cli
+from tests.test_contract import Killed
 
 SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
 
@@ -25,10 +26,6 @@ SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoin
 def recipe() -> Recipe:
     given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
     return Recipe.build("edbl", data="digits", preset="quick", **given)
-
-
-class Killed(BaseException):
-    """Stands for a process that ends without a word."""
 
 
 class KillIn(Progress):

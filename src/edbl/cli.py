@@ -16,7 +16,6 @@ from rich.table import Table
 from edbl.errors import EdblError, unknown
 
 if TYPE_CHECKING:
-    from edbl.data.datasets import Source
     from edbl.engine.progress import Bars
 
 app = typer.Typer(
@@ -117,13 +116,7 @@ def report(
     figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
 ) -> None:
     """Make one page of one run or of many: tables, curves, confusion matrices, features."""
-    if figure:
-        from edbl import records
-        from edbl.report.plots import save_curves
-        from edbl.report.tables import groups
-
-        save_curves(groups([records.read(folder) for folder in folders]), figure)
-    _finish(folders, out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html")))
+    _finish(folders, out or (folders[0] / "report.html" if len(folders) == 1 else Path("report.html")), figure)
 
 
 @app.command()
@@ -205,9 +198,9 @@ def list_(what: Annotated[Literal["methods", "data", "recipes"], typer.Argument(
 @data_app.command()
 def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
     """Download a data set, resuming what was begun, and check it."""
-    from edbl.data import download
+    from edbl.data import datasets, download
 
-    for remote in _source(name).files:
+    for remote in datasets.source(name).files:
         console.print(f"{download.fetch(remote, download.data_dir(data_dir))} is complete", highlight=False)
 
 
@@ -217,7 +210,7 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
     from edbl.data import datasets, download
 
     folder = download.data_dir(data_dir)
-    for remote in _source(name).files:
+    for remote in datasets.source(name).files:
         if (folder / remote.name).exists():
             download.verify(remote, folder)
     dataset = datasets.load(name, data_dir)
@@ -226,14 +219,6 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
         f"{len(dataset.classes)} classes",
         highlight=False,
     )
-
-
-def _source(name: str) -> "Source":
-    from edbl.data.datasets import DATASETS
-
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
-    return DATASETS[name]
 
 
 @contextmanager
@@ -249,12 +234,16 @@ def _bars(folder: Path) -> Iterator["Bars"]:
         raise typer.Exit(130) from None
 
 
-def _finish(folders: list[Path], page: Path) -> None:
+def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None:
     from edbl import records
     from edbl.report.page import write_report
-    from edbl.report.tables import run_table
+    from edbl.report.plots import save_curves
+    from edbl.report.tables import groups, run_table
 
-    console.print(run_table([records.read(folder) for folder in folders]))
+    found = [records.read(folder) for folder in folders]
+    if figure:
+        save_curves(groups(found), figure)
+    console.print(run_table(found))
     with console.status("making the report"):
         written = write_report(folders, page)
     console.print(f"report: {written}", highlight=False, soft_wrap=True)

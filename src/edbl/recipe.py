@@ -44,6 +44,11 @@ class StreamSettings:
     tasks: tuple[tuple[str, ...], ...] = option((), "protocol tasks: the classes of each task, by name or number")
     order: str | tuple[str, ...] = option("natural", "class order: natural, a seed, or all classes in a list")
 
+    @property
+    def phased(self) -> bool:
+        """Whether ``phases`` says how many tasks there are."""
+        return self.protocol in ("base0", "base-half")
+
 
 @dataclass(frozen=True)
 class NetSettings:

@@ -99,13 +99,16 @@ def is_folder(name: str) -> bool:
     return any(mark in name for mark in separators) or name.startswith((".", "~")) or Path(name).is_dir()
 
 
+def source(name: str) -> Source:
+    """Return the data set of that name."""
+    if name not in DATASETS:
+        raise unknown("data set", name, DATASETS)
+    return DATASETS[name]
+
+
 def defaults(name: str) -> Mapping[str, object]:
     """Return the recipe settings that suit a data set or a folder of images, by dotted key."""
-    if name in DATASETS:
-        return DATASETS[name].defaults
-    if is_folder(name):
-        return FOLDER_DEFAULTS
-    raise unknown("data set", name, DATASETS)
+    return FOLDER_DEFAULTS if is_folder(name) else source(name).defaults
 
 
 def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_bad: bool = False) -> Dataset:
@@ -115,11 +118,10 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
     """
     if is_folder(name):
         return load_folder(Path(name).expanduser(), image_size=image_size, skip_bad=skip_bad)
-    if name not in DATASETS:
-        raise unknown("data set", name, DATASETS)
+    found = source(name)
     if image_size:
         raise EdblError(f"the image size can only be set for a folder of images, and {name} is none: leave it out")
-    return DATASETS[name].load(download.data_dir(data_dir))
+    return found.load(download.data_dir(data_dir))
 
 
 def load_cifar10(folder: Path) -> Dataset:

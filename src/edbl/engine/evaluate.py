@@ -19,8 +19,8 @@ PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough 
 def outputs(net: Net, images: Images, transform: Transform) -> Output:
     """Return the net's output for all images, in evaluation mode."""
     net.eval()
-    batch = max(1, PIXELS // images.x[0, 0].numel()) if images.x.ndim == 4 else PIXELS // images.x.shape[1]
-    parts = [net(transform.normalise(x)) for x in images.x.split(batch)]
+    size = images.x[0, 0].numel() if images.x.ndim == 4 else images.x.shape[1]
+    parts = [net(transform.normalise(x)) for x in images.x.split(max(1, PIXELS // size))]
     return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
 
 

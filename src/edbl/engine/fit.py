@@ -16,10 +16,6 @@ from edbl.schedule import Optim
 from edbl.seeds import Seeds
 
 
-class LossError(EdblError):
-    """The loss became NaN or infinite."""
-
-
 @dataclass
 class State:
     """How far a phase has come: what a checkpoint inside a phase must hold beside the net."""
@@ -68,7 +64,7 @@ class Loop:
             losses = step.losses.cpu()  # the one host synchronisation of an epoch
             if not losses.isfinite().all():
                 at = int((~losses.isfinite()).nonzero()[0])
-                raise LossError(
+                raise EdblError(
                     f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
                     " lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
                 )

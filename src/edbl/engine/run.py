@@ -76,7 +76,7 @@ def default_folder(recipe: Recipe) -> Path:
     """Return the folder of a run that was given none: named after what most recipes differ in."""
     short = hashlib.sha256(recipe.toml().encode()).hexdigest()[:6]
     data = Path(recipe.data.name).name or "folder"
-    phases = [str(recipe.stream.phases)] if recipe.stream.protocol in ("base0", "base-half") else []
+    phases = [str(recipe.stream.phases)] if recipe.stream.phased else []
     parts = [Path(recipe.method).stem, data, recipe.stream.protocol, *phases, f"seed{recipe.seed}", short]
     return Path("runs") / "-".join(parts)
 
@@ -137,7 +137,7 @@ class _Session:
             method=self.method.name,
             data=recipe.data.name,
             protocol=recipe.stream.protocol,
-            phases=recipe.stream.phases if recipe.stream.protocol in ("base0", "base-half") else len(self.stream),
+            phases=recipe.stream.phases if recipe.stream.phased else len(self.stream),
             memory=recipe.memory,
             order=recipe.stream.order if isinstance(recipe.stream.order, str) else "list",
             seed=recipe.seed,
