@@ -118,7 +118,10 @@ def test_memory_stays_within_its_budget(method: str, protocol: str, baseline: Ba
     record, folder, _ = baseline[method, protocol]
     labels = last_state(folder, record).tensors["memory.y"]
     quotas = Budget.parse(MEMORY[protocol]).quotas(10)
-    assert torch.bincount(labels, minlength=10).tolist() == quotas
+    if find_method(method).keeps == "reservoir":  # which does not care for classes
+        assert len(labels) == sum(quotas)
+    else:
+        assert torch.bincount(labels, minlength=10).tolist() == quotas
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -19,9 +19,9 @@ from edbl.nets.fused import FusedResNet
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs the compiled kernels")
 
 
-def resnet(channels: int, widths: tuple[int, ...], blocks: int) -> ResNet:
+def resnet(channels: int, widths: tuple[int, ...], blocks: int, last_relu: bool = True) -> ResNet:
     generator = torch.Generator().manual_seed(0)
-    net = ResNet(channels, widths, blocks, project=False)
+    net = ResNet(channels, widths, blocks, project=False, last_relu=last_relu)
     initialise(net, generator)
     for module in net.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -35,11 +35,11 @@ def close(mine: Tensor, right: Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("channels", "widths", "blocks", "side", "batch"),
-    [(3, (16, 32), 1, 8, 3), (1, (16, 32, 64), 1, 8, 3), (3, (32, 64), 1, 6, 4)],
+    ("channels", "widths", "side", "batch", "last_relu"),
+    [(3, (16, 32), 8, 3, True), (1, (16, 32, 64), 8, 3, True), (3, (32, 64), 6, 4, False)],
 )
-def test_training_and_teaching(channels: int, widths: tuple[int, ...], blocks: int, side: int, batch: int) -> None:
-    usual = resnet(channels, widths, blocks).train()
+def test_training_and_teaching(channels: int, widths: tuple[int, ...], side: int, batch: int, last_relu: bool) -> None:
+    usual = resnet(channels, widths, 1, last_relu).train()
     ours = copy.deepcopy(usual)
     fused = FusedResNet(ours, side)
     generator = torch.Generator().manual_seed(1)

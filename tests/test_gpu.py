@@ -117,7 +117,7 @@ def step_of(method: str, **how: bool) -> Step:
     net.train()
     transform = Transform.of("crop-flip", 4, (0.5,) * 3, (0.25,) * 3, GPU)
     draws = torch.Generator(GPU).manual_seed(1)
-    step = Step(phase, 8, made.optim, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
+    step = Step(phase, 8, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
     step.begin_epoch(phase.draw.sampler(draws), 0.05)
     return step
 

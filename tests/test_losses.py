@@ -304,7 +304,7 @@ def manual_balance_loss(method: Balancing, batch: Batch, weights: Tensor) -> Ten
     config, teacher = method.config, method.teacher
     assert teacher is not None
     logits, features = method.net(batch.x)
-    olds = teacher.logits(batch.x).detach()
+    olds = teacher.answer(batch.x).logits.detach()
     m = olds.shape[1]
     total = torch.zeros((), dtype=torch.float64)
     for z, h, old, y in zip(logits, features, olds, batch.y, strict=True):
@@ -380,7 +380,7 @@ def test_training_loss_is_eq_2_plus_weighted_eq_3(kd_weight: float, scale: str) 
     method = balancing_method("edbl", {"kd_weight": kd_weight, "kd_scale": scale, "temperature": 2.0})
     batch = balance_batch(mixed=True)
     assert method.teacher is not None
-    logits, olds = method.net(batch.x).logits, method.teacher.logits(batch.x)
+    logits, olds = method.net(batch.x).logits, method.teacher.answer(batch.x).logits
     total = torch.zeros((), dtype=torch.float64)
     for z, old, y in zip(logits, olds, batch.y, strict=True):
         total = total + ce_of(z, y) + kd_weight * (4 if scale == "t2" else 1) * kd_of(z, old, 2.0)

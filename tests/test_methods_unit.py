@@ -291,8 +291,8 @@ def test_the_old_net_is_the_teacher(name: str) -> None:
     assert method.teacher is not None
     assert method.teacher.net.head.classes == 2
     x = a_batch(4).x
-    assert torch.equal(method.teach(x), before(x).logits)
-    assert not method.teach(x).requires_grad
+    assert torch.equal(method.teach(x).logits, before(x).logits)
+    assert not method.teach(x).logits.requires_grad
 
 
 def test_no_teacher_no_lesson() -> None:
@@ -487,9 +487,9 @@ def test_balance_teacher(teacher: Literal["old", "train"]) -> None:
     assert method.teacher is not None
     if teacher == "old":
         assert method.teacher is old
-        assert method.teach(x).shape == (10, 2)
+        assert method.teach(x).logits.shape == (10, 2)
     else:
-        assert torch.equal(method.teach(x), method.net.eval()(x).logits)  # the net as it is after phase 1
+        assert torch.equal(method.teach(x).logits, method.net.eval()(x).logits)  # the net as it is after phase 1
         assert method.teacher.net is not method.net
         assert not any(p.requires_grad for p in method.teacher.net.parameters())
         assert method.balance_loss(a_batch(4), torch.ones(4)).isfinite()

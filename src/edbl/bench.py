@@ -120,7 +120,7 @@ def engine(device: torch.device, backbone: str, batch: int, *, bf16: bool, graph
     (phase,) = method.phases(task)
     draws = torch.Generator(device).manual_seed(1)
     transform = Transform.of("crop-flip", 4, MEAN, STD, device)
-    step = Step(phase, OLD + NEW, method.optim, transform, draws, bf16=bf16, graph=graph)
+    step = Step(phase, OLD + NEW, transform, draws, bf16=bf16, graph=graph)
     made = 0
 
     def one() -> None:

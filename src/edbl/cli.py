@@ -175,10 +175,11 @@ def list_(what: Annotated[Literal["methods", "data", "recipes"], typer.Argument(
     if what == "methods":
         from edbl.methods import methods
 
-        for heading in ("name", "what it does", "source"):
+        for heading in ("name", "year", "keeps", "read-out", "what it does"):
             table.add_column(heading)
         for name, kind in sorted(methods().items()):
-            table.add_row(name, kind.title, kind.source)
+            title = kind.title + (" (our reading)" if kind.our_reading else "")
+            table.add_row(name, str(kind.year or ""), kind.keeps, kind.readout.upper(), title)
     elif what == "data":
         from edbl.data.datasets import DATASETS
 

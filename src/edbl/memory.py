@@ -1,4 +1,4 @@
-"""The memory: a few images of each old class, ordered by herding, within a budget."""
+"""The memory: a few images of each old class, within a budget; ordered by herding, or an even sample of all seen."""
 
 import re
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from edbl.data.images import Images
@@ -81,9 +81,32 @@ class Memory:
         for picks, quota, own in zip(order, quotas[old:], members, strict=True):
             self.classes.append(new[picks[: min(quota, len(own))]])
 
-    def replace(self, images: Images) -> None:
-        """Take over exemplars that are sorted by class, as `images` gives them."""
-        counts = images.counts(0).tolist()
+    def with_new(self, new: Images, features: Features) -> "Memory":
+        """Return what `update` would make of this memory, which stays as it is."""
+        other = Memory(self.budget)
+        other.classes = list(self.classes)
+        other.update(new, features)
+        return other
+
+    def reservoir(self, new: Images, before: int, generator: Generator) -> None:
+        """Keep an even sample of all images ever seen: ``before`` of them before the ``new`` ones.
+
+        The outcome is distributed as if image i had entered with probability K / i in place of a random one.
+        """
+        seen = int(new.y.max()) + 1
+        size = sum(self.budget.quotas(seen))
+        shuffled = torch.randperm(before + len(new), generator=generator, device=generator.device)[:size]
+        chosen = shuffled[shuffled >= before] - before
+        stay = torch.randperm(len(self), generator=generator, device=generator.device)[: size - len(chosen)]
+        parts = [new[chosen.to(new.y.device)]]
+        if len(self):
+            parts.insert(0, self.images[stay.to(new.y.device)])
+        pooled = Images.cat(parts)
+        self.replace(pooled[pooled.y.argsort(stable=True)], seen)
+
+    def replace(self, images: Images, seen: int = 0) -> None:
+        """Take over exemplars that are sorted by class, as `images` gives them; one of ``seen`` may have none."""
+        counts = images.counts(seen).tolist()
         parts = zip(images.x.split(counts), images.y.split(counts), strict=True)
         self.classes = [Images(x, y) for x, y in parts]
 

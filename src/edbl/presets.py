@@ -1,8 +1,12 @@
 """Presets: the values that a user does not give.
 
-``paper`` uses what the paper prints (Appendix C, Table 6) and where it prints nothing the literal equation;
-``default`` is ours; ``quick`` is ``default`` in a few epochs, for trying things.
+``default`` is ours: every method with EDBL's schedule, batch, weight decay and augmentation, so that methods can be
+compared. ``aligned`` is another name for it, for recipes that want to say so. ``paper`` uses what the EDBL paper prints
+(Appendix C, Table 6) and where it prints nothing the literal equation; a method from another publication adds its own
+values (`Method.paper`). ``quick`` is ``default`` in a few epochs, for trying things.
 """
+
+from collections.abc import Mapping
 
 from edbl.config import flatten
 from edbl.schedule import Schedule
@@ -36,23 +40,34 @@ PAPER = {
 }
 
 
-def values(preset: str, data: str, protocol: str, phases: int) -> dict[str, object]:
-    """Return the values of a preset for an experiment, by dotted key; a method takes those it knows."""
+def values(preset: str, data: str, protocol: str, phases: int, schedules: Mapping[str, Schedule]) -> dict[str, object]:
+    """Return the values of a preset for an experiment, by dotted key; a method takes those it knows.
+
+    ``schedules`` are those of the method's further phases, by option; ``balance`` is the paper's second phase.
+    """
     gamma, alpha = TABLE_6.get((data, protocol, phases), (100.0, 5e-6))
     found: dict[str, object] = {"options.gamma": gamma, "options.alpha": alpha}
     if protocol == "base-half":
         found["memory"] = "per_class=20"
     train, balance = TINY if data == "tiny-imagenet" else CIFAR
+    further = {**schedules, "balance": balance}
     if preset == "paper":
-        return found | PAPER | _schedules(train, balance)
+        return found | PAPER | _flat(train, further)
     if data == "digits":  # a hundred times fewer images than CIFAR: smaller batches, fewer epochs
-        train, balance = train.scaled(30), balance.scaled(20)
+        train, further = train.scaled(30), _shorter(further, 20)
         found |= {"optim.batch": 32, "options.min_old": 8}
     if preset == "quick":
-        train, balance = train.scaled(6), balance.scaled(4)
+        train, further = train.scaled(6), _shorter(further, 4)
         found["optim.warmup"] = 1
-    return found | _schedules(train, balance)
+    return found | _flat(train, further)
 
 
-def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
-    return flatten(train, "schedule.") | flatten(balance, "options.balance.")
+def _shorter(schedules: Mapping[str, Schedule], epochs: int) -> dict[str, Schedule]:
+    return {name: s.scaled(min(s.epochs, epochs)) for name, s in schedules.items()}
+
+
+def _flat(train: Schedule, further: Mapping[str, Schedule]) -> dict[str, object]:
+    flat = flatten(train, "schedule.")
+    for name, schedule in further.items():
+        flat |= flatten(schedule, f"options.{name}.")
+    return flat

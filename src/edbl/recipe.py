@@ -14,7 +14,7 @@ from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method
 from edbl.nets.backbones import BACKBONES
-from edbl.schedule import Optim, Schedule
+from edbl.schedule import FirstTask, Optim, Schedule
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class DataSettings:
     name: str = option("digits", "data set, or path of an image folder")
     augment: Literal["crop-flip", "crop", "flip", "none"] = option("none", "random changes of training images")
     pad: int = option(4, "pixels of padding for the random crop", least=0, most=64)
+    brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
     mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation")
     std: tuple[float, ...] = option((0.25,), "standard deviation of each channel")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
@@ -69,7 +70,9 @@ class _Common:
     """Every setting but the method's own."""
 
     method: str = option("edbl", "method to run, or path of a .py file with one")
-    preset: Literal["default", "paper", "quick"] = option("default", "where values that are not given come from")
+    preset: Literal["default", "aligned", "paper", "quick"] = option(
+        "default", "where values that are not given come from"
+    )
     seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
     memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
@@ -82,6 +85,7 @@ class _Common:
     net: NetSettings = NetSettings()
     optim: Optim = Optim()
     schedule: Schedule = Schedule()
+    first: FirstTask = FirstTask()
     evaluation: EvaluationSettings = EvaluationSettings()
 
     def check(self) -> None:
@@ -128,16 +132,23 @@ class Recipe(_Common):
         checked = {k: v for layer in layers for k, v in config.check(layer, known).items()}
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
+        kind = find_method(method)
+        schedules = {f.name: f.default for f in fields(kind.Config) if isinstance(f.default, Schedule)}
         preset = presets.values(
-            str(filled["preset"]), name, str(filled["stream.protocol"]), int(cast(int, filled["stream.phases"]))
+            str(filled["preset"]),
+            name,
+            str(filled["stream.protocol"]),
+            int(cast(int, filled["stream.phases"])),
+            schedules,
         )
-        filled |= {k: v for k, v in preset.items() if k in known} | checked
+        own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
+        filled |= {k: v for k, v in preset.items() if k in known} | own | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
         if common.method.endswith(".py"):  # so that the run can go on from anywhere
             common = replace(common, method=str(Path(common.method).resolve()))
-        chosen = config.build(find_method(method).Config, options, "options.")
+        chosen = config.build(kind.Config, options, "options.")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
 
     @classmethod

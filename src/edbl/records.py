@@ -55,8 +55,14 @@ class Record:
     method_digest: str = ""  # of a user's own method file
     losses: list[dict[str, list[float]]] = field(default_factory=list)  # mean of each epoch by phase, for each task
     data_fingerprint: str = ""
+    our_reading: bool = False  # the method's publication leaves so much open that much is ours
     notes: list[str] = field(default_factory=list)
     confusions: dict[str, list[metrics.Confusion]] = field(default_factory=_no_confusions)
+
+    @property
+    def label(self) -> str:
+        """The method's name, and whether it is a reading of ours."""
+        return f"{self.method} (our reading)" if self.our_reading else self.method
 
     @property
     def accuracy(self) -> dict[str, list[float]]:

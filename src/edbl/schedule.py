@@ -1,13 +1,15 @@
 """Schedules: how long a phase trains, at which learning rate, by which optimiser."""
 
+import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from edbl.config import option
 
 
 @dataclass(frozen=True)
 class Optim:
-    """Stochastic gradient descent: what all phases of a run share."""
+    """Stochastic gradient descent: what the phases of a run share unless a method says otherwise."""
 
     batch: int = option(128, "images per batch, before mixing", least=2)
     momentum: float = option(0.9, "momentum", least=0, most=1)
@@ -19,17 +21,20 @@ class Optim:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs and learning rate of one phase: the rate falls by ``decay`` at each milestone."""
+    """Epochs and learning rate of one phase: the rate falls by ``decay`` at each milestone, or along a cosine."""
 
     epochs: int = option(150, "passes over the training images", least=1)
     lr: float = option(0.1, "learning rate", least=0)
     milestones: tuple[int, ...] = option((60, 100, 130), "epochs at which the learning rate falls")
     decay: float = option(0.1, "factor by which it falls", least=0, most=1)
+    shape: Literal["steps", "cosine"] = option("steps", "fall at the milestones, or along half a cosine to 0")
 
     def rate(self, epoch: int, warmup: int) -> float:
         """Return the learning rate of an epoch, counted from 0."""
         if epoch < warmup:
             return self.lr * (1 + 2 * epoch / warmup) / 3
+        if self.shape == "cosine":
+            return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         passed = sum(epoch >= m for m in self.milestones)
         return float(self.lr * self.decay**passed)
 
@@ -37,3 +42,20 @@ class Schedule:
         """Return the same schedule squeezed or stretched to ``epochs``."""
         milestones = tuple(max(1, round(m * epochs / self.epochs)) for m in self.milestones)
         return replace(self, epochs=epochs, milestones=milestones)
+
+
+@dataclass(frozen=True)
+class FirstTask:
+    """What the first task does otherwise than the later ones; 0 means as they do."""
+
+    task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0)
+    task_milestones: tuple[int, ...] = option((), "its milestones, where first.task_epochs is given")
+    task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)
+
+    def schedule(self, later: Schedule) -> Schedule:
+        """Return the schedule of the first task, given that of later ones."""
+        return replace(later, epochs=self.task_epochs, milestones=self.task_milestones) if self.task_epochs else later
+
+    def optim(self, later: Optim) -> Optim:
+        """Return the optimiser of the first task, given that of later ones."""
+        return replace(later, weight_decay=self.task_weight_decay) if self.task_weight_decay else later

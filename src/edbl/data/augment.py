@@ -1,4 +1,4 @@
-"""Augmentation on the device, a batch at a time: random crop, flip, normalisation."""
+"""Augmentation on the device, a batch at a time: random crop, flip, brightness, normalisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,21 +17,37 @@ class Transform:
     crop: bool
     flip: bool
     pad: int
+    brightness: float = 0.0
 
     @staticmethod
-    def of(augment: str, pad: int, mean: Sequence[float], std: Sequence[float], device: torch.device) -> "Transform":
+    def of(
+        augment: str,
+        pad: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device,
+        brightness: float = 0.0,
+    ) -> "Transform":
         """Build from recipe values; ``augment`` is ``crop-flip``, ``crop``, ``flip`` or ``none``."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
-        return Transform(mean_level, std_level, crop="crop" in augment, flip="flip" in augment, pad=pad)
+        return Transform(mean_level, std_level, "crop" in augment, "flip" in augment, pad, brightness)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
         return x if x.ndim == 2 else (x.float() - self.mean) / self.std
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
-        """Return randomly cropped and flipped images as the network takes them."""
-        if x.ndim == 2 or not (self.crop or self.flip):
-            return self.normalise(x)
+        """Return images at random places, mirrored, brighter or darker, as the network takes them."""
+        if x.ndim == 2:
+            return x
+        if self.crop or self.flip:
+            x = self._moved(x, generator)
+        if self.brightness:
+            factor = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device) * 2 - 1
+            x = (x * (1 + self.brightness * factor)).clamp(0, 255)
+        return self.normalise(x)
+
+    def _moved(self, x: Tensor, generator: Generator) -> Tensor:
         n, _, height, width = x.shape
         rows = torch.arange(height, device=x.device).expand(n, -1)  # [n, height]
         columns = torch.arange(width, device=x.device).expand(n, -1)  # [n, width]
@@ -45,4 +61,4 @@ class Transform:
         images = torch.arange(n, device=x.device).view(n, 1, 1)
         # Advanced indices around the channel slice move it last: [n, height, width, c].
         picked = x[images, :, rows.unsqueeze(2), columns.unsqueeze(1)]
-        return self.normalise(picked.permute(0, 3, 1, 2))
+        return picked.permute(0, 3, 1, 2)

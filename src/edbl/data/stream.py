@@ -28,6 +28,11 @@ class Task:
         """Number of classes seen so far, the new ones included."""
         return self.old + self.new
 
+    @property
+    def before(self) -> int:
+        """Number of training images of earlier tasks."""
+        return int((self.stream_train.y < self.old).sum())
+
     def joint(self) -> Images:
         """Return the training images of all seen classes, which only an upper bound may use."""
         return self.stream_train.of(range(self.seen))

@@ -27,7 +27,7 @@ def outputs(net: Net, images: Images, transform: Transform) -> Output:
 def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: bool) -> Tensor:
     """Return the normalised mean of each class's normalised exemplar features, ``[seen, width]``.
 
-    With ``flips``, mirror images count as exemplars too.
+    With ``flips``, mirror images count as exemplars too. A class without exemplars has no mean: its row is infinite.
     """
     images = memory.images
     vectors = F.normalize(features(images))
@@ -35,13 +35,15 @@ def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: boo
         vectors = vectors + F.normalize(features(Images(images.x.flip(3), images.y)))
     seen = len(memory.classes)
     members = (images.y == torch.arange(seen, device=images.y.device).unsqueeze(1)).float()  # [seen, n]
-    return F.normalize(members @ vectors)
+    return F.normalize(members @ vectors).masked_fill(members.sum(1, keepdim=True) == 0, torch.inf)
 
 
 def nearest(means: Tensor, features: Tensor) -> Tensor:
     """Return the class whose mean is nearest to each normalised feature (nearest mean of exemplars)."""
-    vectors = F.normalize(features)
-    return (means.square().sum(1) - 2 * vectors @ means.T).argmin(1)
+    there = means.isfinite().all(1)
+    means = means.where(there.unsqueeze(1), 0.0)
+    distance = means.square().sum(1) - 2 * F.normalize(features) @ means.T
+    return distance.where(there, torch.inf).argmin(1)
 
 
 def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:

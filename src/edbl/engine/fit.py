@@ -12,7 +12,6 @@ from edbl.engine.step import Step
 from edbl.errors import EdblError
 from edbl.methods.base import Phase
 from edbl.nets.net import Net
-from edbl.schedule import Optim
 from edbl.seeds import Seeds
 
 
@@ -21,7 +20,7 @@ class State:
     """How far a phase has come: what a checkpoint inside a phase must hold beside the net."""
 
     epoch: int = 0  # epochs finished
-    momentum: list[Tensor] = field(default_factory=list)
+    momentum: dict[int, Tensor] = field(default_factory=dict)  # by number of the parameter
     losses: list[float] = field(default_factory=list)  # mean loss of each finished epoch
 
 
@@ -29,7 +28,6 @@ class State:
 class Loop:
     """The training loop, with what all phases of a run share."""
 
-    optim: Optim
     transform: Transform
     seeds: Seeds
     progress: Progress
@@ -46,17 +44,17 @@ class Loop:
     ) -> None:
         """Train a phase from ``state`` to its end; call ``after_epoch`` after each epoch but the last."""
         generator = Generator(phase.draw.data.y.device)
-        step = Step(phase, net.head.classes, self.optim, self.transform, generator, bf16=self.bf16, graph=self.graph)
-        for parameter, momentum in zip(phase.params, state.momentum, strict=False):
-            step.optimiser.state[parameter]["momentum_buffer"] = momentum.to(generator.device)
+        step = Step(phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph)
+        for number, momentum in state.momentum.items():
+            step.optimiser.state[phase.params[number]]["momentum_buffer"] = momentum.to(generator.device)
         net.train(phase.train_mode)
         if generator.device.type == "cuda":
             self.progress.busy("compiling kernels, once per machine")
         for epoch in range(state.epoch, phase.schedule.epochs):
             generator.manual_seed(self.seeds.number(*place, "epoch", epoch))
             batches = phase.draw.sampler(generator)  # [steps, batch]
-            batches = batches[: self.optim.steps] if self.optim.steps else batches
-            step.begin_epoch(batches, phase.schedule.rate(epoch, self.optim.warmup))
+            batches = batches[: phase.optim.steps] if phase.optim.steps else batches
+            step.begin_epoch(batches, phase.schedule.rate(epoch, phase.optim.warmup))
             self.progress.epoch(epoch, len(batches))
             for number in range(len(batches)):
                 step()
@@ -73,10 +71,10 @@ class Loop:
             if state.epoch < phase.schedule.epochs:
                 state.momentum = _momenta(step.optimiser, phase.params)
                 after_epoch(state)
-        state.momentum = []  # the next phase has an optimiser of its own
+        state.momentum = {}  # the next phase has an optimiser of its own
         net.eval()
 
 
-def _momenta(optimiser: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> list[Tensor]:
-    buffers = [optimiser.state[p].get("momentum_buffer") for p in params]
-    return [b for b in buffers if b is not None]
+def _momenta(optimiser: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> dict[int, Tensor]:
+    buffers = {number: optimiser.state[p].get("momentum_buffer") for number, p in enumerate(params)}
+    return {number: buffer for number, buffer in buffers.items() if buffer is not None}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from edbl import records
 from edbl.data import datasets
@@ -27,8 +27,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method
 from edbl.methods.base import Phase
 from edbl.nets import backbones
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.backbones import Backbone
 from edbl.recipe import Recipe, StreamSettings
 from edbl.records import Record
 from edbl.seeds import Seeds
@@ -113,20 +112,29 @@ class _Session:
         channels = len(settings.mean), len(settings.std)
         if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
             raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
-        self.transform = Transform.of(settings.augment, settings.pad, settings.mean, settings.std, self.device)
+        self.transform = Transform.of(
+            settings.augment, settings.pad, settings.mean, settings.std, self.device, settings.brightness
+        )
         bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
-        self.loop = Loop(recipe.optim, self.transform, self.seeds, progress, bf16, recipe.graph)
-        backbone = backbones.build(recipe.net.backbone, shape, self.seeds.generator(torch.device("cpu"), "backbone"))
-        self.net = Net(backbone, LinearHead(backbone.width)).to(self.device)
-        if bf16 and recipe.fused and self.device.type == "cuda" and isinstance(backbone, backbones.ResNet):
-            backbone.fuse(shape)
-        self.memory = Memory(budget)
+        self.loop = Loop(self.transform, self.seeds, progress, bf16, recipe.graph)
         kind = find_method(recipe.method)
+        fuse = bf16 and recipe.fused and self.device.type == "cuda"
+
+        def backbone(generator: Generator) -> Backbone:
+            made = backbones.build(recipe.net.backbone, shape, generator, kind.last_relu).to(self.device)
+            if fuse and isinstance(made, backbones.ResNet):
+                made.fuse(shape)
+            return made
+
+        self.net = kind.build(backbone, self.seeds.generator(torch.device("cpu"), "backbone")).to(self.device)
+        self.memory = Memory(budget)
         own = recipe.method.endswith(".py")
         self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
         if not isinstance(recipe.options, kind.Config):
             raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
-        self.method = kind(self.net, self.memory, recipe.options, recipe.schedule, recipe.optim, features=self.features)
+        self.method = kind(
+            self.net, self.memory, recipe.options, recipe.schedule, recipe.optim, self.features, recipe.first
+        )
 
     def features(self, images: Images) -> Tensor:
         return outputs(self.net, images, self.transform).features
@@ -150,6 +158,7 @@ class _Session:
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             method_digest=self.method_digest,
             data_fingerprint=self.fingerprint,
+            our_reading=self.method.our_reading,
             notes=self.notes,
         )
 
@@ -187,9 +196,11 @@ class _Session:
         if found:
             last, saved = found
             first = last + 1
-            self.net.grow(sum(self.stream.sizes[:first]), self.seeds.generator(torch.device("cpu"), "restore"))
+            for size in self.stream.sizes[:first]:
+                self.net.grow(size, self.seeds.generator(torch.device("cpu"), "restore"))
             self.net.load_state_dict(saved.part("net."))
-            self.memory.replace(Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device))
+            exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
+            self.memory.replace(exemplars, self.net.head.classes)
         record.status = "running"
         for per_task in (record.seconds, record.timings, record.losses):
             del per_task[first:]
@@ -241,8 +252,8 @@ class _Session:
         state = State()
         if begun := checkpoints.newest_epoch(task.index, number):
             self.net.load_state_dict(begun.part("net."))
-            momentum = sorted(begun.part("momentum.").items(), key=lambda item: int(item[0]))
-            state = State(begun.values["epoch"], [m for _, m in momentum], begun.values["losses"])
+            momentum = {int(number): m for number, m in begun.part("momentum.").items()}
+            state = State(begun.values["epoch"], momentum, begun.values["losses"])
             timings |= begun.values["timings"]
         self.progress.phase(task.index, phase.name, phase.schedule.epochs, state.epoch)
         before, began = timings.get(phase.name, 0.0), time.monotonic()
@@ -250,7 +261,7 @@ class _Session:
 
         def save(name: str) -> None:
             timings[phase.name] = before + time.monotonic() - began
-            tensors = self.net_tensors() | {f"momentum.{i}": m for i, m in enumerate(state.momentum)}
+            tensors = self.net_tensors() | {f"momentum.{i}": m for i, m in state.momentum.items()}
             values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
             checkpoints.save(name, Saved(tensors, values))
 

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 from edbl.data.augment import Transform
 from edbl.data.mixing import Batch
 from edbl.methods.base import Phase
-from edbl.schedule import Optim
 
 WARM_UP = 3  # steps before a capture, in which libraries make their choices and the optimiser its buffers
 
@@ -24,7 +23,6 @@ class Step:
         self,
         phase: Phase,
         classes: int,
-        optim: Optim,
         transform: Transform,
         generator: Generator,
         *,
@@ -48,9 +46,9 @@ class Step:
         self.optimiser = torch.optim.SGD(
             phase.params,
             lr=self.rate,
-            momentum=optim.momentum,
-            nesterov=optim.nesterov and optim.momentum > 0,
-            weight_decay=optim.weight_decay,
+            momentum=phase.optim.momentum,
+            nesterov=phase.optim.nesterov and phase.optim.momentum > 0,
+            weight_decay=phase.optim.weight_decay,
             fused=True,
         )
 
@@ -96,8 +94,13 @@ class Step:
             if self.phase.teacher is not None:
                 self.phase.teacher.ask(batch.x)
             loss = self.phase.loss(batch)
+            if self.phase.teacher is not None:
+                self.phase.teacher.wait()
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
+        if self.phase.adjust is not None:
+            with cast:
+                self.phase.adjust(self.generator)
         self.optimiser.step()
         self.losses.index_copy_(0, self.number, loss.detach().float().view(1))
         self.number += 1

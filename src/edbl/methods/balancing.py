@@ -52,7 +52,7 @@ class Balancing(RKD):
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phase of distillation, then the balancing one."""
         draw = self.draw(task)
-        yield self.phase("train", draw, self.schedule, self.loss)
+        yield self.main_phase(task, draw)
         if not task.old:
             return
         if self.config.balance_teacher == "train":
@@ -79,7 +79,7 @@ class Balancing(RKD):
 
     def balance_loss(self, batch: Batch, weights: Tensor) -> Tensor:
         """Return Eq. 16: the influence-balanced loss of Eq. 7 or 14 plus gamma_2 times Eq. 3."""
-        output, teacher = self.net(batch.x), self.teach(batch.x)
+        output, teacher = self.net(batch.x), self.teach(batch.x).logits
         weighed = Output(*(t.detach() for t in output)) if self.config.detach else output
         factor = self.influence(weighed, batch.y, teacher) + self.config.epsilon
         loss = weighted_cross_entropy(output.logits, batch.y, weights, self.config.weight_place) / factor

@@ -4,9 +4,9 @@ A method never trains. It yields phases, and the engine trains them. Its losses 
 hold no branch on a tensor's value and never bring a tensor to the host.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import Generator, Tensor, nn
 
@@ -16,8 +16,10 @@ from edbl.data.samplers import Sampler, Uniform
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.memory import Features, Memory
+from edbl.nets.backbones import Backbone
+from edbl.nets.heads import Head, LinearHead
 from edbl.nets.net import Net, Output, Teacher
-from edbl.schedule import Optim, Schedule
+from edbl.schedule import FirstTask, Optim, Schedule
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Phase:
     schedule: Schedule
     loss: Callable[[Batch], Tensor]
     params: Sequence[nn.Parameter]
-    teacher: Teacher | None = None  # whose logits the loss asks for
+    optim: Optim
+    teacher: Teacher | None = None  # whose output for the batch the loss asks for
+    adjust: Callable[[Generator], None] | None = None  # changes gradients between backward pass and update
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
 
 
@@ -48,8 +52,16 @@ class Method:
 
     name: ClassVar[str]
     title: ClassVar[str]
-    source: ClassVar[str]  # paper and year
+    source: ClassVar[str]  # paper
+    year: ClassVar[int | None] = None  # of its publication
     distils: ClassVar[bool] = False  # learns from the old net as a teacher
+    # What is kept of old images. With "none", exemplars serve the nearest-mean read-out and are never learnt from.
+    keeps: ClassVar[Literal["exemplars", "reservoir", "none", "all images"]] = "exemplars"
+    readout: ClassVar[Literal["cnn", "nme"]] = "cnn"  # which its authors report
+    our_reading: ClassVar[bool] = False  # the publication leaves so much open that much is ours
+    head: ClassVar[type[Head]] = LinearHead
+    last_relu: ClassVar[bool] = True  # of the backbone
+    paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
 
     @dataclass(frozen=True)
     class Config:
@@ -57,8 +69,21 @@ class Method:
 
     config: Config
 
+    @classmethod
+    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+        """Return the net that the method trains, of a backbone or several that ``make`` makes."""
+        backbone = make(generator)
+        return Net(backbone, cls.head(backbone.width))
+
     def __init__(
-        self, net: Net, memory: Memory, config: Config, schedule: Schedule, optim: Optim, features: Features
+        self,
+        net: Net,
+        memory: Memory,
+        config: Config,
+        schedule: Schedule,
+        optim: Optim,
+        features: Features,
+        first: FirstTask | None = None,
     ) -> None:
         self.net = net
         self.memory = memory
@@ -66,6 +91,7 @@ class Method:
         self.schedule = schedule
         self.optim = optim
         self.features = features  # features of images by the present net, in evaluation mode
+        self.first = first or FirstTask()
         self.teacher: Teacher | None = None
 
     def begin(self, task: Task, generator: Generator) -> None:
@@ -75,30 +101,38 @@ class Method:
 
     def draw(self, task: Task) -> Draw:
         """Return the images to learn from and how to draw them."""
-        data = Images.cat([self.memory.images, task.train]) if task.old else task.train
+        data = Images.cat([self.memory.images, task.train]) if task.old and self.keeps != "none" else task.train
         return Draw(data, Uniform(len(data), self.optim.batch))
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phases of a task. What stands between two yields runs between two phases."""
-        yield self.phase("train", self.draw(task), self.schedule, self.loss)
+        yield self.main_phase(task, self.draw(task))
+
+    def main_phase(self, task: Task, draw: Draw) -> Phase:
+        """Return the phase that trains the whole net by `loss`; the first task may have a schedule of its own."""
+        if task.old:
+            return self.phase("train", draw, self.schedule, self.loss)
+        phase = self.phase("train", draw, self.first.schedule(self.schedule), self.loss)
+        return replace(phase, optim=self.first.optim(self.optim))
 
     def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
-        """Return a phase that trains the whole net."""
-        return Phase(name, draw, schedule, loss, list(self.net.parameters()), self.teacher)
+        """Return a phase that trains all of the net that can learn."""
+        params = [p for p in self.net.parameters() if p.requires_grad]
+        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher)
 
     def epochs(self, first: bool) -> int:
         """Return how many epochs a task takes, for the time left; ``first`` is the first task."""
-        return self.schedule.epochs
+        return self.first.schedule(self.schedule).epochs if first else self.schedule.epochs
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar."""
         return cross_entropy(self.net(batch.x).logits, batch.y).mean()
 
-    def teach(self, x: Tensor) -> Tensor:
-        """Return the teacher's logits, ``[batch, old]``."""
+    def teach(self, x: Tensor) -> Output:
+        """Return the teacher's output; its logits are ``[batch, old]``."""
         if self.teacher is None:
             raise RuntimeError("there is no teacher in the first task, nor for a method that does not distil")
-        return self.teacher.logits(x)
+        return self.teacher.answer(x)
 
     def end(self, task: Task) -> None:
         """Finish a task: refresh the memory."""

@@ -16,6 +16,7 @@ class EDBL(IIBKD, ReMKD):
     name = "edbl"
     title = "Effective decision boundary learning: Re-MKD, then IIB-KD"
     source = "EDBL paper, Section 4.3"
+    year = 2023
 
     @dataclass(frozen=True)
     class Config(IIBKD.Config, ReMKD.Config):

@@ -1,8 +1,6 @@
 """Fine-tuning: the lower bound."""
 
-from edbl.data.samplers import Uniform
-from edbl.data.stream import Task
-from edbl.methods.base import Draw, Method
+from edbl.methods.base import Method
 
 
 class Finetune(Method):
@@ -14,7 +12,4 @@ class Finetune(Method):
     name = "finetune"
     title = "Fine-tuning on new images alone (lower bound)"
     source = "common lower bound"
-
-    def draw(self, task: Task) -> Draw:
-        """Return the new images alone."""
-        return Draw(task.train, Uniform(len(task.train), self.optim.batch))
+    keeps = "none"

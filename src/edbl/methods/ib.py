@@ -12,6 +12,7 @@ class IB(Balancing):
     name = "ib"
     title = "RKD, then the influence-balanced loss (IB)"
     source = "Park et al. 2021, as in Section 3"
+    year = 2021
 
     @dataclass(frozen=True)
     class Config(Balancing.Config):

@@ -12,6 +12,7 @@ class IIB(IIBKD):
     name = "iib"
     title = "RKD, then IIB without distillation"
     source = "EDBL paper, Table 3"
+    year = 2023
 
     @dataclass(frozen=True)
     class Config(IIBKD.Config):

@@ -17,6 +17,7 @@ class IIBKD(Balancing):
     name = "iib-kd"
     title = "RKD, then IIB with distillation"
     source = "EDBL paper, Tables 3 and 5"
+    year = 2023
 
     @dataclass(frozen=True)
     class Config(Balancing.Config):

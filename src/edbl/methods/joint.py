@@ -19,6 +19,7 @@ class Joint(Method):
     name = "joint"
     title = "Joint training on all images seen so far (upper bound)"
     source = "common upper bound"
+    keeps = "all images"
 
     @dataclass(frozen=True)
     class Config(Method.Config):

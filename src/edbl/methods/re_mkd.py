@@ -21,6 +21,7 @@ class ReMKD(VanillaMKD):
     name = "re-mkd"
     title = "RKD with re-sampling mixup (phase 1 of EDBL)"
     source = "EDBL paper, Section 4.1"
+    year = 2023
 
     @dataclass(frozen=True)
     class Config(VanillaMKD.Config):

@@ -20,6 +20,7 @@ class RKD(Method):
     name = "rkd"
     title = "Basic rehearsal with knowledge distillation (the paper's Baseline)"
     source = "Castro et al. 2018, as in Table 3"
+    year = 2018
     distils = True
 
     @dataclass(frozen=True)
@@ -41,5 +42,5 @@ class RKD(Method):
         logits = self.net(batch.x).logits
         loss = cross_entropy(logits, batch.y)
         if self.teacher is not None:
-            loss = loss + self.config.kd_weight * self.distill(logits, self.teach(batch.x))
+            loss = loss + self.config.kd_weight * self.distill(logits, self.teach(batch.x).logits)
         return loss.mean()

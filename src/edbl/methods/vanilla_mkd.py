@@ -16,6 +16,7 @@ class VanillaMKD(RKD):
     name = "vanilla-mkd"
     title = "RKD with vanilla mixup"
     source = "EDBL paper, Table 3"
+    year = 2023
 
     @dataclass(frozen=True)
     class Config(RKD.Config):

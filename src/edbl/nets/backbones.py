@@ -14,6 +14,9 @@ from edbl.errors import unknown
 if TYPE_CHECKING:
     from edbl.nets.fused import FusedResNet
 
+# Sees the number of a block and what it returns before its ReLU; what it gives back goes on instead.
+Watch = Callable[[int, Tensor], Tensor]
+
 
 class Block(nn.Module):
     """Two 3x3 convolutions and a shortcut; where the shape changes, option A pads with zeros, option B projects."""
@@ -31,22 +34,26 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the block."""
-        out = F.relu(self.norm1(self.conv1(x)))
+        """Apply the block, up to its last ReLU."""
+        out: Tensor = F.relu(self.norm1(self.conv1(x)))
         out = self.norm2(self.conv2(out))
         if self.shortcut is not None:
             x = self.shortcut(x)
         elif self.stride != 1 or self.padding:
             x = F.pad(x[:, :, :: self.stride, :: self.stride], [0, 0, 0, 0, self.padding, self.padding])
-        return F.relu(out + x)
+        return out + x
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem without pooling, stages of basic blocks, global average pooling; the last ReLU is kept."""
+    """A 3x3 stem without pooling, stages of basic blocks, global average pooling, with or without a last ReLU."""
 
-    def __init__(self, channels: int, widths: Sequence[int], blocks: int, project: bool) -> None:
+    def __init__(
+        self, channels: int, widths: Sequence[int], blocks: int, project: bool, last_relu: bool = True
+    ) -> None:
         super().__init__()
         self.width = widths[-1]
+        self.last_relu = last_relu
+        self.ends = tuple(blocks * (stage + 1) - 1 for stage in range(len(widths)))  # last block of each stage
         self.widths, self.project = tuple(widths), project
         self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
@@ -72,31 +79,47 @@ class ResNet(nn.Module):
 
             self.fused = FusedResNet(self, shape[1])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """Return features, ``[batch, width]``."""
-        if self.fused is not None and self.training:
-            return self.fused.train(x, torch.bfloat16)
-        if self.fused is not None and not self.stem.weight.requires_grad:
-            return self.fused.infer(x, torch.bfloat16)
-        x = self.blocks(F.relu(self.norm(self.stem(x))))
+        if self.fused is not None and watch is None:
+            if self.training:
+                return self.fused.train(x, torch.bfloat16)
+            if not self.stem.weight.requires_grad:
+                return self.fused.infer(x, torch.bfloat16)
+        x = F.relu(self.norm(self.stem(x)))
+        for number, block in enumerate(self.blocks):
+            x = block(x)
+            if watch is not None:
+                x = watch(number, x)
+            if self.last_relu or number < self.ends[-1]:
+                x = F.relu(x)
         return x.mean((2, 3))
 
 
 class MLP(nn.Module):
     """Two hidden layers over vectors, or over flattened images."""
 
-    def __init__(self, inputs: int, width: int = 128) -> None:
+    ends = (0, 1)
+
+    def __init__(self, inputs: int, width: int = 128, last_relu: bool = True) -> None:
         super().__init__()
         self.width = width
+        self.last_relu = last_relu
         self.layers = nn.Sequential(
-            nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU(),
-            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(),
-        )  # fmt: skip
+            nn.Sequential(nn.Linear(inputs, width), nn.BatchNorm1d(width)),
+            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)),
+        )
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """Return features, ``[batch, width]``."""
-        features: Tensor = self.layers(x.flatten(1))
-        return features
+        x = x.flatten(1)
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            if watch is not None:
+                x = watch(number, x)
+            if self.last_relu or number < self.ends[-1]:
+                x = F.relu(x)
+        return x
 
 
 Backbone = ResNet | MLP
@@ -106,11 +129,11 @@ def _inputs(shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel())
 
 
-BACKBONES: dict[str, Callable[[Sequence[int]], Backbone]] = {
-    "resnet32": lambda shape: ResNet(shape[0], (16, 32, 64), blocks=5, project=False),
-    "resnet18": lambda shape: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True),
-    "small": lambda shape: ResNet(shape[0], (16, 32), blocks=1, project=False),
-    "mlp": lambda shape: MLP(_inputs(shape)),
+BACKBONES: dict[str, Callable[[Sequence[int], bool], Backbone]] = {
+    "resnet32": lambda shape, relu: ResNet(shape[0], (16, 32, 64), blocks=5, project=False, last_relu=relu),
+    "resnet18": lambda shape, relu: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu),
+    "small": lambda shape, relu: ResNet(shape[0], (16, 32), blocks=1, project=False, last_relu=relu),
+    "mlp": lambda shape, relu: MLP(_inputs(shape), last_relu=relu),
 }
 
 
@@ -126,10 +149,10 @@ def initialise(backbone: Backbone, generator: Generator) -> None:
             module.reset_parameters()
 
 
-def build(name: str, shape: Sequence[int], generator: Generator) -> Backbone:
+def build(name: str, shape: Sequence[int], generator: Generator, last_relu: bool = True) -> Backbone:
     """Return a freshly initialised backbone for inputs of ``shape`` (without the batch dimension)."""
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES)
-    backbone = BACKBONES[name](shape)
+    backbone = BACKBONES[name](shape, last_relu)
     initialise(backbone, generator)
     return backbone

@@ -78,6 +78,7 @@ class FusedResNet:
             self.layers += [first, _layer(block.conv2, block.norm2, first.side_out)]
             self.modes.append(1 if first.inputs == first.outputs else 2)
         device = net.stem.weight.device
+        self.last_relu = net.last_relu
         self.zero = torch.zeros(1, device=device)
         # Of each layer: programs that are done, and two totals for each channel.
         self.totals = [torch.zeros(1 + 2 * la.outputs, dtype=torch.int64, device=device) for la in self.layers]
@@ -89,6 +90,10 @@ class FusedResNet:
         norms = [layer.norm for layer in self.layers]
         convs = [layer.conv.weight for layer in self.layers]
         return [*convs, *(norm.weight for norm in norms), *(norm.bias for norm in norms)]
+
+    def rectifies(self, number: int) -> bool:
+        """Tell whether a layer's output goes through a ReLU."""
+        return self.last_relu or number < len(self.layers) - 1
 
     def train(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return features in training mode; gradients flow to the parameters, not to ``x``."""
@@ -109,7 +114,7 @@ class FusedResNet:
             kernels.infer_kernel[(_tiles(y, launch, layer.group),)](
                 source, weights[number], shifts[number], shortcut, y, len(y),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, mode, launch.block, num_warps=launch.warps, num_stages=1,
+                layer.group, mode, self.rectifies(number), launch.block, num_warps=launch.warps, num_stages=1,
             )  # fmt: skip
             return y
 
@@ -225,7 +230,7 @@ class _Train(torch.autograd.Function):
             launch = ELEMENTWISE[layer.outputs]
             kernels.activate_kernel[(_tiles(z, launch, 1),)](
                 z, stat, z if shortcut is None else shortcut, y, len(z), layer.side_out, layer.outputs, mode,
-                launch.block, num_warps=launch.warps,
+                net.rectifies(number), launch.block, num_warps=launch.warps,
             )  # fmt: skip
             raws.append(z)
             stats.append(stat)
@@ -289,7 +294,7 @@ class _Train(torch.autograd.Function):
         launch = ELEMENTWISE[last.outputs]
         kernels.pool_kernel[(min(launch.programs, _tiles(g, launch, 1)),)](
             gradients[0].contiguous(), inputs[-1], raws[-1], stats[-1], g, *behind(len(layers) - 1), len(g),
-            last.side_out, last.outputs, launch.block, num_warps=launch.warps,
+            last.side_out, last.outputs, net.last_relu, launch.block, num_warps=launch.warps,
         )  # fmt: skip
         for number in reversed(range(len(net.modes))):
             first, second = 2 * number + 1, 2 * number + 2

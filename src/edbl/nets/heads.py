@@ -1,36 +1,140 @@
-"""Heads: features in, one score per seen class out. A head starts with no class and grows."""
+"""Heads: features in, one score per seen class out. A head starts with no class and grows task by task."""
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 
-class LinearHead(nn.Module):
-    """A linear layer with bias."""
+def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
+
+
+class Head(nn.Module):
+    """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
+
+    rows = 1  # of ``weight`` for each class
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(0, width))
-        self.bias = nn.Parameter(torch.empty(0))
+        self.sizes: list[int] = []
 
     @property
     def classes(self) -> int:
         """Number of classes so far."""
-        return self.weight.shape[0]
+        return sum(self.sizes)
 
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes, initialised as `torch.nn.Linear` does; the others keep their values."""
-        width = self.weight.shape[1]
-        fresh = (torch.rand(new, width + 1, generator=generator) * 2 - 1) / width**0.5
-        fresh = fresh.to(self.weight.device)
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), fresh[:, :-1]]))
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh[:, -1]]))
+        self._append(_uniform(new * self.rows, self.weight.shape[1], self.weight.shape[1], generator), new)
+
+    def _append(self, rows: Tensor, new: int) -> None:
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
+        self.sizes = [*self.sizes, new]
 
     def clear(self) -> None:
         """Remove all classes."""
         self.weight = nn.Parameter(self.weight.detach()[:0])
+        self.sizes = []
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, ``[batch, classes]``."""
+        raise NotImplementedError
+
+
+class LinearHead(Head):
+    """A linear layer with bias."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, new: int, generator: Generator) -> None:
+        """Add ``new`` classes."""
+        width = self.weight.shape[1]
+        fresh = _uniform(new, width + 1, width, generator)
+        self._append(fresh[:, :-1], new)
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh[:, -1].to(self.bias.device)]))
+
+    def clear(self) -> None:
+        """Remove all classes."""
+        super().clear()
         self.bias = nn.Parameter(self.bias.detach()[:0])
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
         return F.linear(features, self.weight, self.bias)
+
+
+class CorrectedHead(LinearHead):
+    """A linear layer whose newest logits are corrected, in evaluation mode alone: ``beta z + gamma`` (BiC)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.correction = nn.Parameter(torch.tensor([1.0, 0.0]))  # beta, gamma
+
+    def grow(self, new: int, generator: Generator) -> None:
+        """Add ``new`` classes, not corrected yet; the others stay uncorrected from now on."""
+        super().grow(new, generator)
+        with torch.no_grad():
+            self.correction.copy_(torch.tensor([1.0, 0.0]))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, ``[batch, classes]``."""
+        logits = super().forward(features)
+        if self.training or len(self.sizes) < 2:
+            return logits
+        old, new = logits.split([self.classes - self.sizes[-1], self.sizes[-1]], dim=1)
+        return torch.cat([old, self.correction[0] * new + self.correction[1]], dim=1)
+
+
+class FrozenHead(Head):
+    """A head whose old classes do not learn: ``old`` holds their rows, ``weight`` those of the newest task."""
+
+    old: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.register_buffer("old", torch.empty(0, width))
+        self.scale = nn.Parameter(torch.ones(()))  # eta
+
+    def grow(self, new: int, generator: Generator) -> None:
+        """Add ``new`` classes and freeze the others."""
+        self.old = torch.cat([self.old, self.weight.detach()])
+        self.weight = nn.Parameter(self.weight.detach()[:0])
+        super().grow(new, generator)
+
+    def clear(self) -> None:
+        """Remove all classes."""
+        super().clear()
+        self.old = self.old[:0]
+
+    def imprint(self, rows: Tensor) -> None:
+        """Let the rows of the newest classes point along ``rows``, as long as the old ones are in the mean."""
+        length = self.old.norm(dim=1).mean() if len(self.old) else torch.ones((), device=rows.device)
+        self.weight.data.copy_(F.normalize(rows) * length)
+
+
+class CosineHead(FrozenHead):
+    """``eta <w, h>`` of normalised weights and features (LUCIR)."""
+
+    def cosines(self, features: Tensor) -> Tensor:
+        """Return the cosines, ``[batch, classes]``."""
+        return F.normalize(features) @ F.normalize(torch.cat([self.old, self.weight])).T
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, ``[batch, classes]``."""
+        return self.scale * self.cosines(features)
+
+
+class ProxyHead(FrozenHead):
+    """Several proxies for each class; a class's score is their softmax-weighted similarity (PODNet)."""
+
+    rows = 10
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return similarities, ``[batch, classes]``: the negative squared distance of unit vectors, not scaled."""
+        proxies = F.normalize(torch.cat([self.old, self.weight]))
+        similarity = 2 * F.normalize(features) @ proxies.T - 2
+        similarity = similarity.view(len(features), -1, self.rows)
+        return (similarity.softmax(2) * similarity).sum(2)

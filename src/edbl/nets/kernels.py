@@ -73,17 +73,20 @@ def _shortcut(
 
 @triton.jit
 def _last(totals, first, second, OUT: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr):
-    """Add this program's sums to the totals; return whether it is the last to do so, and then the totals."""
+    """Add this program's sums to the totals; return whether it is the last to do so, and then the totals.
+
+    They are float64: the variance is the small difference of two of them.
+    """
     n, out = tl.arange(0, GROUP * OUT), tl.arange(0, OUT)
     tl.atomic_add(totals + 1 + n % OUT, (first.to(tl.float64) * SCALE).to(tl.int64))
     tl.atomic_add(totals + 1 + OUT + n % OUT, (second.to(tl.float64) * SCALE).to(tl.int64))
     tl.debug_barrier()
     last = tl.atomic_add(totals, 1, sem="acq_rel") == tl.num_programs(0) - 1
-    all_first = tl.zeros([OUT], tl.float32)
-    all_second = tl.zeros([OUT], tl.float32)
+    all_first = tl.zeros([OUT], tl.float64)
+    all_second = tl.zeros([OUT], tl.float64)
     if last:
-        all_first = (tl.load(totals + 1 + out, cache_modifier=".cg").to(tl.float64) / SCALE).to(tl.float32)
-        all_second = (tl.load(totals + 1 + OUT + out, cache_modifier=".cg").to(tl.float64) / SCALE).to(tl.float32)
+        all_first = tl.load(totals + 1 + out, cache_modifier=".cg").to(tl.float64) / SCALE
+        all_second = tl.load(totals + 1 + OUT + out, cache_modifier=".cg").to(tl.float64) / SCALE
         tl.debug_barrier()
         tl.store(totals, 0)
         tl.store(totals + 1 + out, tl.zeros([OUT], tl.int64))
@@ -130,9 +133,10 @@ def forward_kernel(
 
 @triton.jit
 def activate_kernel(
-    z, stats, x, y, pixels, SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Normalise, add the shortcut (MODE 1 or 2), rectify."""
+    z, stats, x, y, pixels,
+    SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Normalise, add the shortcut (MODE 1 or 2), rectify unless told not to."""
     out = tl.arange(0, OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = p < pixels
@@ -142,7 +146,9 @@ def activate_kernel(
     if MODE > 0:
         image, row, column = _pixel(p, SIDE, 1)
         total += _shortcut(x, image, row, column, inside, SIDE, OUT, MODE, 1)
-    tl.store(y + place, tl.maximum(total, 0.0).to(y.dtype.element_ty), mask=inside[:, None])
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
@@ -150,9 +156,9 @@ def infer_kernel(
     x, w, bias, shortcut, y, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify."""
+    """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify unless told not to."""
     n = tl.arange(0, GROUP * OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = p < pixels // GROUP
@@ -161,8 +167,9 @@ def infer_kernel(
     total += tl.load(bias + n % OUT)[None, :]
     if MODE > 0:
         total += _shortcut(shortcut, image, row, column, inside, SIDE_OUT, OUT, MODE, GROUP)
-    value = tl.maximum(total, 0.0).to(y.dtype.element_ty)
-    tl.store(y + p[:, None] * (GROUP * OUT) + n[None, :], value, mask=inside[:, None])
+    if RELU:
+        total = tl.maximum(total, 0.0)
+    tl.store(y + p[:, None] * (GROUP * OUT) + n[None, :], total.to(y.dtype.element_ty), mask=inside[:, None])
 
 
 @triton.jit
@@ -188,7 +195,7 @@ def _normalise_backward(
 @triton.jit
 def pool_kernel(
     gradient, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
-    SIDE: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Spread the gradient of average pooling over the pixels of the last block's output; then as `data_kernel`."""
     out = tl.arange(0, OUT)
@@ -200,8 +207,10 @@ def pool_kernel(
         mask = (p < pixels)[:, None] & (out >= 0)[None, :]
         place = p[:, None] * OUT + out[None, :]
         pooled = tl.load(gradient + (p // (SIDE * SIDE))[:, None] * OUT + out[None, :], mask=mask, other=0.0)
-        alive = tl.load(y + place, mask=mask, other=0.0) > 0
-        value = tl.where(alive, pooled.to(tl.float32) / (SIDE * SIDE), 0.0).to(g.dtype.element_ty)
+        spread = pooled.to(tl.float32) / (SIDE * SIDE)
+        if RELU:
+            spread = tl.where(tl.load(y + place, mask=mask, other=0.0) > 0, spread, 0.0)
+        value = spread.to(g.dtype.element_ty)
         tl.store(g + place, value, mask=mask)
         rounded = value.to(tl.float32)
         raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)

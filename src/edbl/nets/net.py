@@ -6,8 +6,8 @@ from typing import NamedTuple, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.nets.backbones import Backbone, initialise
-from edbl.nets.heads import LinearHead
+from edbl.nets.backbones import Backbone, Watch, initialise
+from edbl.nets.heads import Head
 
 
 class Output(NamedTuple):
@@ -20,23 +20,23 @@ class Output(NamedTuple):
 class Net(nn.Module):
     """Everything learnable of a method, so that teacher, optimiser and checkpoint see it."""
 
-    def __init__(self, backbone: Backbone, head: LinearHead) -> None:
+    def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
         self.backbone = backbone
         self.head = head
 
-    def __call__(self, x: Tensor) -> Output:
+    def __call__(self, x: Tensor, watch: Watch | None = None) -> Output:
         """Return logits and features (typed pass-through to `forward`)."""
-        output: Output = super().__call__(x)
+        output: Output = super().__call__(x, watch)
         return output
 
-    def forward(self, x: Tensor) -> Output:
-        """Return logits and features."""
-        features = self.backbone(x)
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Output:
+        """Return logits and features; ``watch`` sees, and may change, what each block of the backbone returns."""
+        features = self.backbone(x, watch)
         return Output(self.head(features), features)
 
     def grow(self, new: int, generator: Generator) -> None:
-        """Add ``new`` classes to the head."""
+        """Add ``new`` classes, those of a task."""
         self.head.grow(new, generator)
 
     def restart(self, generator: Generator) -> None:
@@ -54,25 +54,31 @@ class Teacher:
 
     def __init__(self, net: Net) -> None:
         self.net = net.frozen()
-        self._asked: tuple[Tensor, Tensor] | None = None
+        self._asked: tuple[Tensor, Output] | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def ask(self, x: Tensor) -> None:
-        """Begin to answer for ``x``, which `logits` will be called with."""
+        """Begin to answer for ``x``, which `answer` will be called with."""
         if x.is_cuda:
             self._stream = self._stream or torch.cuda.Stream(x.device)
             self._stream.wait_stream(torch.cuda.current_stream(x.device))
             with torch.cuda.stream(self._stream):
-                self._asked = x, self._answer(x)
+                self._asked = x, self._output(x)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Return the logits for ``x``, ``[batch, old]``."""
-        if self._asked is None or self._asked[0] is not x or self._stream is None:
-            return self._answer(x)
-        torch.cuda.current_stream(x.device).wait_stream(self._stream)
-        answer, self._asked = self._asked[1], None
-        return answer
+    def answer(self, x: Tensor) -> Output:
+        """Return the output for ``x``; its logits are ``[batch, old]``."""
+        if self._asked is None or self._asked[0] is not x:
+            return self._output(x)
+        output = self._asked[1]
+        self.wait()
+        return output
+
+    def wait(self) -> None:
+        """Wait for an answer that was asked for, whether or not it was used."""
+        if self._asked is not None and self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+            self._asked = None
 
     @torch.no_grad()
-    def _answer(self, x: Tensor) -> Tensor:
-        return self.net(x).logits
+    def _output(self, x: Tensor) -> Output:
+        return self.net(x)

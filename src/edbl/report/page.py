@@ -79,7 +79,7 @@ def _contents(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def _intro(records: Sequence[Record]) -> str:
-    methods = list(dict.fromkeys(record.method for record in records))
+    methods = list(dict.fromkeys(record.label for record in records))
     data = list(dict.fromkeys(data_name(record) for record in records))
     seeds = {record.seed for record in records}
     return (

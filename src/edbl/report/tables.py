@@ -283,7 +283,7 @@ def _labels(records: Sequence[Record]) -> list[str]:
         parts = [_SETTING_WORDS[name].format(_brief(setting[name])) for name in names]
         parts += [f"{key}={_brief(recipe.get(key, DASH))}" for key in _telling(recipes, fewest=LABEL_PARTS)]
         progress = _progress(record)
-        labels.append(" · ".join([record.method, *parts]) + (f" ({progress})" if progress else ""))
+        labels.append(" · ".join([record.label, *parts]) + (f" ({progress})" if progress else ""))
     return labels
 
 
