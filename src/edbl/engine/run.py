@@ -133,7 +133,14 @@ class _Session:
         if not isinstance(recipe.options, kind.Config):
             raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
         self.method = kind(
-            self.net, self.memory, recipe.options, recipe.schedule, recipe.optim, self.features, recipe.first
+            self.net,
+            self.memory,
+            recipe.options,
+            recipe.schedule,
+            recipe.optim,
+            self.features,
+            recipe.first,
+            self.transform.normalise,
         )
 
     def features(self, images: Images) -> Tensor:

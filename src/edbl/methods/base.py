@@ -84,6 +84,7 @@ class Method:
         optim: Optim,
         features: Features,
         first: FirstTask | None = None,
+        normalise: Callable[[Tensor], Tensor] = Tensor.float,
     ) -> None:
         self.net = net
         self.memory = memory
@@ -92,6 +93,7 @@ class Method:
         self.optim = optim
         self.features = features  # features of images by the present net, in evaluation mode
         self.first = first or FirstTask()
+        self.normalise = normalise  # images of a data set or memory, as the net takes them
         self.teacher: Teacher | None = None
 
     def begin(self, task: Task, generator: Generator) -> None:
