@@ -13,6 +13,8 @@ if not find_spec("triton"):
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, with the kernels below
 
+from edbl.data.augment import Transform
+from edbl.data.kernels import move
 from edbl.nets.backbones import ResNet, initialise
 from edbl.nets.fused import FusedResNet
 
@@ -69,3 +71,16 @@ def test_a_frozen_copy_has_kernels_of_its_own() -> None:
     assert copied.fused is not None
     assert copied.fused.layers[0].conv is copied.stem
     assert copied.fused.totals[0] is not net.fused.totals[0]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
+def test_moved_pixels_are_the_same_bits(channels: int, crop: bool, flip: bool) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(0, 256, (5, channels, 7, 18), dtype=torch.uint8, generator=generator)
+    stats = torch.rand(2, channels, 1, 1, generator=generator) * 200 + 1
+    transform = Transform(stats[0], stats[1], crop, flip, pad=2)
+    shift = torch.randint(5, (2, 5, 1), generator=generator) if crop else None
+    flipped = torch.tensor([True, False, True, True, False]).unsqueeze(1) if flip else None
+    moved = move(x, shift, flipped, *stats, pad=2)
+    assert torch.equal(moved, transform.normalise(transform._moved(x, shift, flipped)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Generator, Tensor
@@ -40,24 +41,30 @@ class Transform:
         """Return images at random places, mirrored, brighter or darker, as the network takes them."""
         if x.ndim == 2:
             return x
-        if self.crop or self.flip:
-            x = self._moved(x, generator)
+        n, device = len(x), x.device
+        flipped = torch.rand(n, 1, generator=generator, device=device) < 0.5 if self.flip else None
+        shift = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator, device=device) if self.crop else None
+        if x.is_cuda and not self.brightness and find_spec("triton"):
+            from edbl.data.kernels import move
+
+            return move(x, shift, flipped, self.mean, self.std, self.pad)
+        x = self._moved(x, shift, flipped)
         if self.brightness:
-            factor = torch.rand(len(x), 1, 1, 1, generator=generator, device=x.device) * 2 - 1
+            factor = torch.rand(n, 1, 1, 1, generator=generator, device=device) * 2 - 1
             x = (x * (1 + self.brightness * factor)).clamp(0, 255)
         return self.normalise(x)
 
-    def _moved(self, x: Tensor, generator: Generator) -> Tensor:
+    def _moved(self, x: Tensor, shift: Tensor | None, flipped: Tensor | None) -> Tensor:
+        if shift is None and flipped is None:
+            return x
         n, _, height, width = x.shape
         rows = torch.arange(height, device=x.device).expand(n, -1)  # [n, height]
         columns = torch.arange(width, device=x.device).expand(n, -1)  # [n, width]
-        if self.flip:
-            flipped = torch.rand(n, 1, generator=generator, device=x.device) < 0.5
+        if flipped is not None:
             columns = torch.where(flipped, width - 1 - columns, columns)
-        if self.crop:
+        if shift is not None:
             x = F.pad(x, [self.pad] * 4)
-            shifts = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator, device=x.device)
-            rows, columns = rows + shifts[0], columns + shifts[1]
+            rows, columns = rows + shift[0], columns + shift[1]
         images = torch.arange(n, device=x.device).view(n, 1, 1)
         # Advanced indices around the channel slice move it last: [n, height, width, c].
         picked = x[images, :, rows.unsqueeze(2), columns.unsqueeze(1)]

@@ -13,6 +13,7 @@ class Batch(NamedTuple):
 
     x: Tensor  # [batch, ...]
     y: Tensor  # [batch, seen]
+    drawn: Tensor | None = None  # random numbers for the loss, where the mixing draws some
 
 
 Mixing = Callable[[Batch, Generator], Batch]
@@ -42,11 +43,14 @@ class Ratio:
         return ratio.expand(passes, size).flatten()
 
 
-def mix(batch: Batch, anchors: Tensor, partners: Tensor, ratio: Tensor) -> Batch:
-    """Eq. 1 for many pairs at once: ``ratio`` of each anchor and the rest of its partner."""
+def mix(batch: Batch, anchors: Tensor, partners: Tensor, ratio: Tensor, of_label: Tensor | None = None) -> Batch:
+    """Eq. 1 for many pairs at once: ``ratio`` of each anchor and the rest of its partner.
+
+    ``of_label`` is the anchors' share of the labels, where it is not that of the images.
+    """
     of_image = ratio.view(-1, *[1] * (batch.x.ndim - 1))
     x = torch.lerp(batch.x[partners], batch.x[anchors], of_image)
-    y = torch.lerp(batch.y[partners], batch.y[anchors], ratio.unsqueeze(1))
+    y = torch.lerp(batch.y[partners], batch.y[anchors], (ratio if of_label is None else of_label).unsqueeze(1))
     return Batch(x, y)
 
 
@@ -100,3 +104,32 @@ class PairMixup:
         """Mix one batch."""
         anchors = torch.arange(len(batch.x) // 2, device=batch.x.device)
         return mix(batch, anchors, anchors + len(anchors), self.ratio.draw(1, len(anchors), generator))
+
+
+@dataclass(frozen=True, eq=False)
+class RebalancedMixup:
+    """Mix as `VanillaMixup` does, but label in favour of the rarer class (Remix, Chou et al. 2020).
+
+    Where one class of a pair has at least ``kappa`` times as many images as the other, and its share of the mixed image
+    is below ``tau``, the label is that of the other class alone.
+    """
+
+    ratio: Ratio
+    counts: Tensor  # images of each class, [seen]
+    kappa: float
+    tau: float
+
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Mix one batch."""
+        size = len(batch.x)
+        anchors = torch.arange(size, device=batch.x.device)
+        partners = torch.rand(size, generator=generator, device=batch.x.device).argsort()
+        ratio = self.ratio.draw(1, size, generator)
+        counts = self.counts[batch.y.argmax(1)]
+        return mix(batch, anchors, partners, ratio, self.of_label(ratio, counts, counts[partners]))
+
+    def of_label(self, ratio: Tensor, anchor: Tensor, partner: Tensor) -> Tensor:
+        """Return the anchors' share of the label, given that of the image and the images of either's class."""
+        partner_alone = (anchor >= self.kappa * partner) & (ratio < self.tau)
+        anchor_alone = (partner >= self.kappa * anchor) & (1 - ratio < self.tau)
+        return ratio.masked_fill(anchor_alone, 1.0).masked_fill(partner_alone, 0.0)

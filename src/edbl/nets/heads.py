@@ -43,7 +43,7 @@ class Head(nn.Module):
 
 
 class LinearHead(Head):
-    """A linear layer with bias."""
+    """A linear layer with bias, in full precision: it is small, and logits decide."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
@@ -63,7 +63,8 @@ class LinearHead(Head):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
-        return F.linear(features, self.weight, self.bias)
+        with torch.autocast(features.device.type, enabled=False):
+            return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class CorrectedHead(LinearHead):
@@ -91,36 +92,43 @@ class CorrectedHead(LinearHead):
 class FrozenHead(Head):
     """A head whose old classes do not learn: ``old`` holds their rows, ``weight`` those of the newest task."""
 
-    old: Tensor
-
     def __init__(self, width: int) -> None:
         super().__init__(width)
-        self.register_buffer("old", torch.empty(0, width))
+        self.old = nn.Parameter(torch.empty(0, width), requires_grad=False)
         self.scale = nn.Parameter(torch.ones(()))  # eta
 
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes and freeze the others."""
-        self.old = torch.cat([self.old, self.weight.detach()])
+        self.old = nn.Parameter(torch.cat([self.old.detach(), self.weight.detach()]), requires_grad=False)
         self.weight = nn.Parameter(self.weight.detach()[:0])
         super().grow(new, generator)
+
+    def thaw(self) -> None:
+        """Let the old classes learn too, until the head grows."""
+        self.old.requires_grad_(True)
 
     def clear(self) -> None:
         """Remove all classes."""
         super().clear()
-        self.old = self.old[:0]
+        self.old = nn.Parameter(self.old.detach()[:0], requires_grad=False)
+        self.scale.data.fill_(1)
 
     def imprint(self, rows: Tensor) -> None:
         """Let the rows of the newest classes point along ``rows``, as long as the old ones are in the mean."""
         length = self.old.norm(dim=1).mean() if len(self.old) else torch.ones((), device=rows.device)
         self.weight.data.copy_(F.normalize(rows) * length)
 
+    def cosines(self, features: Tensor) -> Tensor:
+        """Return the cosine of each feature vector with each row, ``[batch, rows]``.
+
+        Always in float32: bf16 keeps 8 bits of a cosine, and the scale multiplies what is lost.
+        """
+        with torch.autocast(features.device.type, enabled=False):
+            return F.normalize(features.float()) @ F.normalize(torch.cat([self.old, self.weight])).T
+
 
 class CosineHead(FrozenHead):
     """``eta <w, h>`` of normalised weights and features (LUCIR)."""
-
-    def cosines(self, features: Tensor) -> Tensor:
-        """Return the cosines, ``[batch, classes]``."""
-        return F.normalize(features) @ F.normalize(torch.cat([self.old, self.weight])).T
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
@@ -134,7 +142,5 @@ class ProxyHead(FrozenHead):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return similarities, ``[batch, classes]``: the negative squared distance of unit vectors, not scaled."""
-        proxies = F.normalize(torch.cat([self.old, self.weight]))
-        similarity = 2 * F.normalize(features) @ proxies.T - 2
-        similarity = similarity.view(len(features), -1, self.rows)
+        similarity = (2 * self.cosines(features) - 2).view(len(features), -1, self.rows)
         return (similarity.softmax(2) * similarity).sum(2)

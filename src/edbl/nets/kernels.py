@@ -3,7 +3,8 @@
 Activations are ``[pixels, channels]``, the pixels of all images one after the other, row by row. What a kernel row
 covers then lies side by side in memory, so a convolution is three matrix products: with the row above, the pixel's own
 row and the row below. GROUP neighbouring pixels are worked out together: two of them need four neighbours instead of
-twice three. WIDTH is the number of values that they need of one row, rounded up to a power of two.
+twice three. TALL is 2 where the pixels below them are worked out too, from four rows instead of twice three. WIDTH is
+the number of values that a group needs of one row, rounded up to a power of two.
 
 ``z`` is a raw convolution output, before batch normalisation; ``stats`` holds four rows for its normalisation: mean,
 inverse standard deviation, and the scale and shift of ``z * scale + shift``. Programs add their sums over pixels to
@@ -16,10 +17,25 @@ import triton.language as tl
 
 
 @triton.jit
-def _pixel(p, SIDE: tl.constexpr, GROUP: tl.constexpr):
+def _pixel(p, SIDE: tl.constexpr, GROUP: tl.constexpr, TALL: tl.constexpr):
     """Split numbers of groups into image, row, and column of the first pixel."""
     across: tl.constexpr = SIDE // GROUP
-    return p // (SIDE * across), p // across % SIDE, p % across * GROUP
+    down: tl.constexpr = SIDE // TALL
+    return p // (down * across), p // across % down * TALL, p % across * GROUP
+
+
+@triton.jit
+def _place(image, row, column, SIDE: tl.constexpr, CHANNELS: tl.constexpr):
+    """Return where a pixel's first channel is."""
+    return ((image * SIDE + row) * SIDE + column) * CHANNELS
+
+
+@triton.jit
+def _keep(y, place, value, inside):
+    """Store values, and return them as they were rounded."""
+    value = value.to(y.dtype.element_ty)
+    tl.store(y + place, value, mask=inside[:, None])
+    return value.to(tl.float32)
 
 
 @triton.jit
@@ -33,7 +49,7 @@ def _patch(
     ok = (inside & (row >= 0) & (row < SIDE))[:, None] & (across >= 0) & (across < SIDE)
     if WIDTH != (GROUP + 2) * CHANNELS:
         ok = ok & (k < (GROUP + 2) * CHANNELS)[None, :]
-    start = ((image * SIDE + row) * SIDE + column - 1) * CHANNELS
+    start = _place(image, row, column - 1, SIDE, CHANNELS)
     return tl.load(x + start[:, None] + k[None, :], mask=ok, other=0.0)
 
 
@@ -41,16 +57,21 @@ def _patch(
 def _convolve(
     x, w, image, row, column, inside,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the convolution at some groups of output pixels, ``[BLOCK, GROUP * OUT]``."""
+    """Return the convolution at some groups of output pixels, ``[BLOCK, GROUP * OUT]``, and at those below them."""
     k, out = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
     total = tl.zeros([BLOCK, GROUP * OUT], tl.float32)
-    for above in tl.static_range(3):
+    below = tl.zeros([BLOCK, GROUP * OUT], tl.float32)
+    for above in tl.static_range(2 + TALL):
         patch = _patch(x, image, row * STRIDE + above - 1, column * STRIDE, inside, SIDE, IN, WIDTH, GROUP)
-        weight = tl.load(w + (above * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
-        total = tl.dot(patch, weight, total)
-    return total
+        if above < 3:
+            weight = tl.load(w + (above * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
+            total = tl.dot(patch, weight, total)
+        if TALL == 2 and above > 0:
+            weight = tl.load(w + ((above - 1) * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
+            below = tl.dot(patch, weight, below)
+    return total, below
 
 
 @triton.jit
@@ -60,7 +81,7 @@ def _shortcut(
     """Return what a shortcut adds: the input (1), or option A's every other pixel between padding (2)."""
     n = tl.arange(0, GROUP * OUT)
     if MODE == 1:
-        start = ((image * SIDE + row) * SIDE + column) * OUT
+        start = _place(image, row, column, SIDE, OUT)
         place, mask = start[:, None] + n[None, :], inside[:, None] & (n >= 0)[None, :]
     else:
         # The input has twice the side and half the channels; a quarter of the output's are padding on either side.
@@ -98,23 +119,27 @@ def _last(totals, first, second, OUT: tl.constexpr, GROUP: tl.constexpr, SCALE: 
 def forward_kernel(
     x, w, z, totals, gamma, beta, running_mean, running_var, stats, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, TALL: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and work out the normalisation of the output; update the running statistics."""
     n, out = tl.arange(0, GROUP * OUT), tl.arange(0, OUT)
     first = tl.zeros([GROUP * OUT], tl.float32)
     second = tl.zeros([GROUP * OUT], tl.float32)
-    groups = pixels // GROUP
+    groups = pixels // (GROUP * TALL)
     for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
         inside = p < groups
-        image, row, column = _pixel(p, SIDE_OUT, GROUP)
-        value = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, BLOCK)
-        value = value.to(z.dtype.element_ty)
-        tl.store(z + p[:, None] * (GROUP * OUT) + n[None, :], value, mask=inside[:, None])
-        rounded = value.to(tl.float32)
+        image, row, column = _pixel(p, SIDE_OUT, GROUP, TALL)
+        total, below = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, TALL, BLOCK)
+        place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
+        rounded = _keep(z, place, total, inside)
         first += tl.sum(rounded, 0)
         second += tl.sum(rounded * rounded, 0)
+        if TALL == 2:
+            rounded = _keep(z, place + SIDE_OUT * OUT, below, inside)
+            first += tl.sum(rounded, 0)
+            second += tl.sum(rounded * rounded, 0)
     # To 2^-30, which leaves room for sums of up to 2^33.
     last, all_first, all_second = _last(totals, first, second, OUT, GROUP, 2.0**30)
     if last:
@@ -144,7 +169,7 @@ def activate_kernel(
     raw = tl.load(z + place, mask=inside[:, None], other=0.0).to(tl.float32)
     total = raw * tl.load(stats + 2 * OUT + out)[None, :] + tl.load(stats + 3 * OUT + out)[None, :]
     if MODE > 0:
-        image, row, column = _pixel(p, SIDE, 1)
+        image, row, column = _pixel(p, SIDE, 1, 1)
         total += _shortcut(x, image, row, column, inside, SIDE, OUT, MODE, 1)
     if RELU:
         total = tl.maximum(total, 0.0)
@@ -156,20 +181,22 @@ def infer_kernel(
     x, w, bias, shortcut, y, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    RELU: tl.constexpr, BLOCK: tl.constexpr,
+    RELU: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify unless told not to."""
     n = tl.arange(0, GROUP * OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = p < pixels // GROUP
-    image, row, column = _pixel(p, SIDE_OUT, GROUP)
-    total = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, BLOCK)
-    total += tl.load(bias + n % OUT)[None, :]
-    if MODE > 0:
-        total += _shortcut(shortcut, image, row, column, inside, SIDE_OUT, OUT, MODE, GROUP)
-    if RELU:
-        total = tl.maximum(total, 0.0)
-    tl.store(y + p[:, None] * (GROUP * OUT) + n[None, :], total.to(y.dtype.element_ty), mask=inside[:, None])
+    inside = p < pixels // (GROUP * TALL)
+    image, row, column = _pixel(p, SIDE_OUT, GROUP, TALL)
+    total, below = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, TALL, BLOCK)
+    place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
+    for down in tl.static_range(TALL):
+        value = (below if down else total) + tl.load(bias + n % OUT)[None, :]
+        if MODE > 0:
+            value += _shortcut(shortcut, image, row + down, column, inside, SIDE_OUT, OUT, MODE, GROUP)
+        if RELU:
+            value = tl.maximum(value, 0.0)
+        _keep(y, place + down * SIDE_OUT * OUT, value, inside)
 
 
 @triton.jit
@@ -224,7 +251,7 @@ def data_kernel(
     dz, w, shortcut, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take a gradient back through a convolution, the shortcut beside it, and the ReLU and normalisation before it.
 
@@ -235,16 +262,17 @@ def data_kernel(
     mean, inverse = tl.load(stats + n % IN), tl.load(stats + IN + n % IN)
     first = tl.zeros([GROUP * IN], tl.float32)
     second = tl.zeros([GROUP * IN], tl.float32)
-    groups = pixels // GROUP
+    groups = pixels // (GROUP * TALL)
     for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
         inside = p < groups
-        image, row, column = _pixel(p, SIDE_IN, GROUP)
+        image, row, column = _pixel(p, SIDE_IN, GROUP, TALL)
         if STRIDE == 1:
             # Mirrored weights turn this way back into a way forward.
-            total = _convolve(dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, GROUP, BLOCK)
+            total, below = _convolve(dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, GROUP, TALL, BLOCK)
         else:
             total = tl.zeros([BLOCK, IN], tl.float32)
+            below = total
             for tap in tl.static_range(9):
                 above, left = row + tap // 3 - 1, column + tap % 3 - 1
                 ok = inside & (above >= 0) & (left >= 0) & (above % STRIDE == 0) & (left % STRIDE == 0)
@@ -253,22 +281,34 @@ def data_kernel(
                 a = tl.load(dz + start[:, None] + out[None, :], mask=ok[:, None], other=0.0)
                 k = (tap // 3) * WIDTH + (tap % 3) * OUT + out
                 total = tl.dot(a, tl.load(w + k[:, None] * IN + channel[None, :]), total)
-        place = p[:, None] * (GROUP * IN) + n[None, :]
         mask = inside[:, None] & (n >= 0)[None, :]
-        if MODE == 1:
-            total += tl.load(shortcut + place, mask=mask, other=0.0).to(tl.float32)
-        if MODE == 2:
-            even = mask & ((row % 2 == 0) & (column % 2 == 0))[:, None]
-            start = ((image * SIDE_OUT + row // 2) * SIDE_OUT + column // 2) * OUT + OUT // 4
-            total += tl.load(shortcut + start[:, None] + channel[None, :], mask=even, other=0.0).to(tl.float32)
-        alive = tl.load(y + place, mask=mask, other=0.0) > 0
-        value = tl.where(alive, total, 0.0).to(g.dtype.element_ty)
-        tl.store(g + place, value, mask=mask)
-        rounded = value.to(tl.float32)
-        raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
-        first += tl.sum(rounded, 0)
-        second += tl.sum(rounded * (raw - mean[None, :]) * inverse[None, :], 0)
+        for down in tl.static_range(TALL):
+            value = below if down else total
+            place = _place(image, row + down, column, SIDE_IN, IN)[:, None] + n[None, :]
+            if MODE == 1:
+                value += tl.load(shortcut + place, mask=mask, other=0.0).to(tl.float32)
+            if MODE == 2:
+                even = mask & ((row % 2 == 0) & (column % 2 == 0))[:, None]
+                start = _place(image, row // 2, column // 2, SIDE_OUT, OUT) + OUT // 4
+                value += tl.load(shortcut + start[:, None] + channel[None, :], mask=even, other=0.0).to(tl.float32)
+            alive = tl.load(y + place, mask=mask, other=0.0) > 0
+            rounded = _keep(g, place, tl.where(alive, value, 0.0), inside)
+            raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
+            first += tl.sum(rounded, 0)
+            second += tl.sum(rounded * (raw - mean[None, :]) * inverse[None, :], 0)
     _normalise_backward(totals, first, second, gamma, stats, dgamma, dbeta, factors, pixels, IN, GROUP)
+
+
+@triton.jit
+def _raw_gradient(g, z, dz, place, mask, a, b, c, store):
+    """Return, and store if asked to, the gradient before the normalisation: ``dz = a g + b z + c``."""
+    gradient = tl.load(g + place, mask=mask, other=0.0)
+    raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
+    value = gradient.to(tl.float32) * a[None, :] + raw * b[None, :] + c[None, :]
+    value = tl.where(mask, value, 0.0).to(gradient.dtype)
+    if store:
+        tl.store(dz + place, value, mask=mask)
+    return value
 
 
 @triton.jit
@@ -276,13 +316,13 @@ def weight_kernel(
     x, g, z, factors, dz, dw, pixels, columns,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a convolution's weights: a share of the pixels, and one kernel row or all three, per program.
 
-    On the way, ``dz = a g + b z + c`` takes the gradient back through the normalisation; `data_kernel` reads it.
-    ``dw`` is ``[shares, columns]``: each program writes its sums beside those of the other layers, once for each pixel
-    of a group.
+    On the way the gradient is taken back through the normalisation; `data_kernel` reads it in ``dz``. ``dw`` is
+    ``[shares, columns]``: each program writes its sums beside those of the other layers, once for each pixel of a
+    group.
     """
     k, n = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
     mine = tl.program_id(1)
@@ -290,27 +330,29 @@ def weight_kernel(
     above = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
     level = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
     below = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
-    groups = pixels // GROUP
+    groups = pixels // (GROUP * TALL)
     for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
         inside = p < groups
-        image, row, column = _pixel(p, SIDE_OUT, GROUP)
-        row, column = row * STRIDE, column * STRIDE
-        place = p[:, None] * (GROUP * OUT) + n[None, :]
+        image, row, column = _pixel(p, SIDE_OUT, GROUP, TALL)
+        place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
         mask = inside[:, None] & (n >= 0)[None, :]
-        gradient = tl.load(g + place, mask=mask, other=0.0)
-        raw = tl.load(z + place, mask=mask, other=0.0).to(tl.float32)
-        value = gradient.to(tl.float32) * a[None, :] + raw * b[None, :] + c[None, :]
-        value = tl.where(mask, value, 0.0).to(gradient.dtype)
-        if mine == 0:
-            tl.store(dz + place, value, mask=mask)
+        value = _raw_gradient(g, z, dz, place, mask, a, b, c, mine == 0)
+        row, column = row * STRIDE, column * STRIDE
         patch = _patch(x, image, row + mine - 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
         above = tl.dot(tl.trans(patch), value, above)
         if ROWS == 3:
             patch = _patch(x, image, row, column, inside, SIDE_IN, IN, WIDTH, GROUP)
             level = tl.dot(tl.trans(patch), value, level)
+            if TALL == 2:
+                lower = _raw_gradient(g, z, dz, place + SIDE_OUT * OUT, mask, a, b, c, True)
+                above = tl.dot(tl.trans(patch), lower, above)
             patch = _patch(x, image, row + 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
             below = tl.dot(tl.trans(patch), value, below)
+            if TALL == 2:
+                level = tl.dot(tl.trans(patch), lower, level)
+                patch = _patch(x, image, row + 2, column, inside, SIDE_IN, IN, WIDTH, GROUP)
+                below = tl.dot(tl.trans(patch), lower, below)
     place = dw + tl.program_id(0) * columns + (mine * WIDTH + k[:, None]) * (GROUP * OUT) + n[None, :]
     tl.store(place, above)
     if ROWS == 3:
