@@ -34,8 +34,8 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float, scale: Lit
     """
     m = teacher.shape[1]
     target = (teacher / temperature).softmax(1)
-    loss = -(target * (logits[:, :m] / temperature).log_softmax(1)).sum(1)
-    return loss * temperature**2 if scale == "t2" else loss
+    sums = (target * (logits[:, :m] / temperature).log_softmax(1)).sum(1)
+    return -sums if scale == "none" else sums * -(temperature**2)
 
 
 def class_weights(counts: Tensor, gamma: float, sum_to: SumTo) -> Tensor:

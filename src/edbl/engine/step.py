@@ -38,7 +38,7 @@ class Step:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
         self.images = 0  # images of a batch after mixing
-        self.classes = torch.arange(classes, device=device)
+        self.one_hot = torch.eye(classes, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
         self.losses = torch.empty(0, device=device)  # [steps]
@@ -82,7 +82,7 @@ class Step:
     def _batch(self) -> Batch:
         index = self.batches.index_select(0, self.number).squeeze(0)
         images = self.phase.draw.data[index]
-        labels = (images.y.unsqueeze(1) == self.classes).float()  # [batch, seen]
+        labels = self.one_hot[images.y]  # [batch, seen]
         return self.phase.draw.mixing(Batch(self.transform.augment(images.x, self.generator), labels), self.generator)
 
     def _step(self) -> None:

@@ -58,7 +58,7 @@ class Layer:
     @property
     def width(self) -> int:
         """Values of a row that a group needs on the way forward, as a power of two."""
-        return _power((self.group + 2) * self.inputs)
+        return _power(self.used)
 
     @property
     def back(self) -> int:
@@ -66,9 +66,14 @@ class Layer:
         return _power((self.group + 2) * self.outputs)
 
     @property
+    def used(self) -> int:
+        """Values of a row that a group needs on the way forward."""
+        return (self.group + 2) * self.inputs
+
+    @property
     def columns(self) -> int:
-        """Weights as the kernels hold them, once for each pixel of a group."""
-        return 3 * self.width * self.group * self.outputs
+        """Gradients of the weights as the kernels hold them, once for each pixel of a group."""
+        return 3 * self.used * self.group * self.outputs
 
 
 class FusedResNet:
@@ -145,7 +150,7 @@ class FusedResNet:
     def packed(self, weights: list[Tensor], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
         """Return weights as the kernels take them on the way forward, and on the way back."""
         flat = torch.cat([*(w.flatten() for w in weights), self.zero]).to(dtype)[self.pack]
-        forward = [layer.columns for layer in self.layers]
+        forward = [3 * layer.width * layer.group * layer.outputs for layer in self.layers]
         backward = [3 * layer.back * layer.group * layer.inputs for layer in self.layers]
         parts = torch.split(flat, forward + backward)
         return list(parts[: len(forward)]), list(parts[len(forward) :])
@@ -177,10 +182,10 @@ def _tables(layers: list[Layer]) -> tuple[Tensor, Tensor]:
         back = _banded(index.flip(2, 3).permute(2, 3, 0, 1), layer.group, layer.back, end)
         forward.append(ahead.flatten())
         backward.append(back.flatten())
-        # Where each weight stands in `ahead`, once for each pixel of a group; a lone pixel's second place is a zero.
+        # Where the gradient of each weight stands, once for each pixel of a group; a lone pixel's second place is a zero.
         places = torch.full((2, index.numel()), unpacked)
         for pixel in range(layer.group):
-            one = _banded(index.permute(2, 3, 1, 0), layer.group, layer.width, end, only=pixel).flatten()
+            one = _banded(index.permute(2, 3, 1, 0), layer.group, layer.used, end, only=pixel).flatten()
             here = (one != end).nonzero().squeeze(1)
             places[pixel, one[here] - start] = column + here
         unpack.append(places)

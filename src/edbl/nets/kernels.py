@@ -353,8 +353,10 @@ def weight_kernel(
                 level = tl.dot(tl.trans(patch), lower, level)
                 patch = _patch(x, image, row + 2, column, inside, SIDE_IN, IN, WIDTH, GROUP)
                 below = tl.dot(tl.trans(patch), lower, below)
-    place = dw + tl.program_id(0) * columns + (mine * WIDTH + k[:, None]) * (GROUP * OUT) + n[None, :]
-    tl.store(place, above)
+    used: tl.constexpr = (GROUP + 2) * IN
+    mask = (k < used)[:, None] & (n >= 0)[None, :]
+    place = dw + tl.program_id(0) * columns + (mine * used + k[:, None]) * (GROUP * OUT) + n[None, :]
+    tl.store(place, above, mask=mask)
     if ROWS == 3:
-        tl.store(place + WIDTH * GROUP * OUT, level)
-        tl.store(place + 2 * WIDTH * GROUP * OUT, below)
+        tl.store(place + used * GROUP * OUT, level, mask=mask)
+        tl.store(place + 2 * used * GROUP * OUT, below, mask=mask)
