@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -17,6 +18,7 @@ from edbl.errors import EdblError, unknown
 
 if TYPE_CHECKING:
     from edbl.engine.progress import Bars
+    from edbl.recipe import Recipe
 
 app = typer.Typer(
     no_args_is_help=True, pretty_exceptions_enable=False, help="Class-incremental learning: EDBL and its baselines."
@@ -45,8 +47,9 @@ def main() -> None:
 
 @app.command()
 def run(
-    method: Annotated[
-        str | None, typer.Argument(help="Method, or a .py file with one. See `edbl list methods`.")
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHOD]...", help="Methods, or .py files with one. See `edbl list methods`."),
     ] = None,
     recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
@@ -57,7 +60,12 @@ def run(
         str | None, typer.Option(help="natural, a seed such as 1993, or a file with a class per line.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random but the class order.")] = None,
-    preset: Annotated[str | None, typer.Option(help="default, paper or quick.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1)] = 1,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Of several runs, how many at a time.", min=1),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, aligned, paper or quick.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,
@@ -66,13 +74,10 @@ def run(
     out: Annotated[Path | None, typer.Option(help="Output folder; must not exist. Default: runs/NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Learn a data set class by class with one method."""
-    from edbl.engine.run import default_folder
-    from edbl.engine.run import run as start
+    """Learn a data set class by class; several methods or seeds side by side."""
     from edbl.recipe import Recipe, parse_setting
 
     given = {
-        "method": method,
         "data.name": data,
         "stream.protocol": protocol,
         "stream.phases": phases,
@@ -86,14 +91,46 @@ def run(
         "data.skip_bad": skip_bad or None,
     }
     flags: dict[str, object] = {k: v for k, v in given.items() if v is not None}
-    layers = [flags, dict(parse_setting(s) for s in settings or [])]
-    if method is None and recipe is None:
+    if not methods and recipe is None:
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
-    made = Recipe.read(_recipe_file(recipe), *layers) if recipe else Recipe.of(*layers)
-    folder = out or default_folder(made)
+    made = []
+    for named in [{"method": name} for name in methods or []] or [{}]:
+        layers = flags, named, dict(parse_setting(s) for s in settings or [])
+        one = Recipe.read(_recipe_file(recipe), *layers) if recipe else Recipe.of(*layers)
+        made += [replace(one, seed=one.seed + number) for number in range(seeds)]
+    if len(made) == 1:
+        _run_one(made[0], out, data_dir)
+    else:
+        _run_many(made, out, at_once, data_dir)
+
+
+def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
+    from edbl.engine.run import default_folder
+    from edbl.engine.run import run as start
+
+    folder = out or default_folder(recipe)
     with _bars(folder) as progress:
-        start(made, folder, data_dir=data_dir, progress=progress)
+        start(recipe, folder, data_dir=data_dir, progress=progress)
     _finish([folder], folder / "report.html")
+
+
+def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+    from edbl.engine.many import Job, at_once, run_many
+    from edbl.engine.run import default_folder
+
+    jobs = [Job(recipe, out / _name(recipe) if out else default_folder(recipe)) for recipe in recipes]
+    if len({job.folder for job in jobs}) < len(jobs):
+        raise EdblError("a method is named twice; each needs a folder of its own")
+    try:
+        run_many(jobs, min(workers or at_once(recipes[0].device), len(jobs)), console, data_dir)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted; the same command goes on from the last checkpoints", highlight=False)
+        raise typer.Exit(130) from None
+    _finish([job.folder for job in jobs], (out or Path("runs")) / "report.html")
+
+
+def _name(recipe: "Recipe") -> str:
+    return f"{Path(recipe.method).stem}-seed{recipe.seed}"
 
 
 @app.command()

@@ -36,16 +36,56 @@ class Progress:
         """Tell something worth a line."""
 
 
-class Bars(Progress):
+class Count(Progress):
+    """Keep count of epochs and steps."""
+
+    def __init__(self) -> None:
+        self.title, self.tasks, self.epochs = "", 0, 0  # of the run
+        self.task, self.phase_name, self.phase_epochs = 0, "", 0  # of the phase
+        self.before = 0  # epochs of the run that were done when the phase began, those not trained now included
+        self.start = self.now = 0  # epochs of the phase: not trained now, and done
+        self.number, self.steps = 0, 1  # steps of the epoch: done, and in all
+
+    @property
+    def done(self) -> float:
+        """Epochs of the phase that are done, the present one in part."""
+        return self.now + self.number / self.steps
+
+    @property
+    def share(self) -> float:
+        """Share of the run that is done."""
+        return (self.before + self.done) / max(self.epochs, 1)
+
+    def run(self, title: str, tasks: int, epochs: int, done: int) -> None:
+        """Announce a run."""
+        self.title, self.tasks, self.epochs, self.before = title, tasks, epochs, done
+        self.phase_epochs = self.start = self.now = self.number = 0
+
+    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+        """Announce a phase."""
+        self.before += self.now
+        self.task, self.phase_name, self.phase_epochs = task, name, epochs
+        self.start = self.now = done
+        self.number = 0
+
+    def epoch(self, epoch: int, steps: int) -> None:
+        """Announce an epoch."""
+        self.now, self.steps, self.number = epoch, steps, 0
+
+    def step(self, losses: Tensor, number: int, images: int) -> None:
+        """Count a step."""
+        self.number = number + 1
+        if self.number == self.steps:
+            self.now, self.number = self.now + 1, 0
+
+
+class Bars(Count):
     """Live bars on a terminal: task, phase, epoch, loss, images/s, time left; elsewhere a line per task."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.console = console
-        self._title, self._tasks, self._epochs = "", 0, 0  # of the run
-        self._task, self._phase, self._phase_epochs = 0, "", 0  # of the phase
-        self._before = 0  # epochs of the run that were done when the phase began, those not trained now included
-        self._start = self._epoch = 0  # epochs of the phase: not trained now, and done
-        self._step, self._steps, self._images = 0, 1, 0
+        self._images = 0
         self._loss, self._busy = float("nan"), ""
         self._looked = self._began = time.monotonic()
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
@@ -60,34 +100,20 @@ class Bars(Progress):
     ) -> None:
         self._live.stop()
 
-    def run(self, title: str, tasks: int, epochs: int, done: int) -> None:
-        """Announce a run."""
-        self._title, self._tasks, self._epochs, self._before = title, tasks, epochs, done
-        self._phase_epochs = self._start = self._epoch = self._step = 0
-
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""
-        self._before += self._epoch
-        self._busy = ""
-        self._task, self._phase, self._phase_epochs = task, name, epochs
-        self._start = self._epoch = done
-        self._step = self._images = 0
+        super().phase(task, name, epochs, done)
+        self._busy, self._images = "", 0
         self._began = time.monotonic()
-
-    def epoch(self, epoch: int, steps: int) -> None:
-        """Announce an epoch."""
-        self._epoch, self._steps, self._step = epoch, steps, 0
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
+        super().step(losses, number, images)
         self._busy = ""
-        self._step = number + 1
         self._images += images
         now = time.monotonic()
         if now - self._looked > REFRESH:
             self._loss, self._looked = float(losses[number]), now
-        if self._step == self._steps:
-            self._epoch, self._step = self._epoch + 1, 0
 
     def busy(self, what: str) -> None:
         """Announce work that is no training."""
@@ -98,23 +124,22 @@ class Bars(Progress):
         self.console.print(message, highlight=False)
 
     def _render(self) -> Table:
-        done = self._epoch + self._step / self._steps  # epochs of this phase
-        trained, elapsed = done - self._start, max(time.monotonic() - self._began, 1e-6)
-        left = elapsed / trained * (self._epochs - self._before - done) if trained else None
+        trained, elapsed = self.done - self.start, max(time.monotonic() - self._began, 1e-6)
+        left = elapsed / trained * (self.epochs - self.before - self.done) if trained else None
         table = Table.grid(padding=(0, 1))
         table.add_row(
-            f"[bold]{escape(self._title)}[/bold]",
-            ProgressBar(total=max(self._epochs, 1), completed=self._before + done, width=30),
-            f"task {self._task + 1}/{self._tasks}",
+            f"[bold]{escape(self.title)}[/bold]",
+            ProgressBar(total=1, completed=self.share, width=30),
+            f"task {self.task + 1}/{self.tasks}",
             f"time left {_clock(left)}" if left is not None else "",
         )
         if self._busy:
             table.add_row(escape(self._busy), ProgressBar(pulse=True, width=30))
-        elif self._phase_epochs:
+        elif self.phase_epochs:
             table.add_row(
-                escape(self._phase),
-                ProgressBar(total=self._phase_epochs, completed=done, width=30),
-                f"epoch {min(self._epoch + 1, self._phase_epochs)}/{self._phase_epochs}",
+                escape(self.phase_name),
+                ProgressBar(total=self.phase_epochs, completed=self.done, width=30),
+                f"epoch {min(self.now + 1, self.phase_epochs)}/{self.phase_epochs}",
                 f"loss {self._loss:.4f}  {self._images / elapsed:,.0f} images/s",
             )
         return table
