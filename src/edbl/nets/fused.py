@@ -89,6 +89,8 @@ class FusedResNet:
             self.modes.append(1 if first.inputs == first.outputs else 2)
         device = net.stem.weight.device
         self.last_relu = net.last_relu
+        # Since Hopper, a kernel can be started while the one before it ends.
+        self.chained = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
         self.zero = torch.zeros(1, device=device)
         # Of each layer: programs that are done, and two totals for each channel.
         self.totals = [torch.zeros(1 + 2 * la.outputs, dtype=torch.int64, device=device) for la in self.layers]
@@ -100,6 +102,11 @@ class FusedResNet:
         norms = [layer.norm for layer in self.layers]
         convs = [layer.conv.weight for layer in self.layers]
         return [*convs, *(norm.weight for norm in norms), *(norm.bias for norm in norms)]
+
+    def how(self, launch: Launch) -> dict[str, Any]:
+        """Return the arguments that all kernels are started with."""
+        chained = {"launch_pdl": True} if self.chained else {}
+        return {"CHAINED": self.chained, "num_warps": launch.warps, **chained}
 
     def rectifies(self, number: int) -> bool:
         """Tell whether a layer's output goes through a ReLU."""
@@ -125,7 +132,7 @@ class FusedResNet:
             kernels.infer_kernel[(_tiles(y, launch, layer.group * tall),)](
                 source, weights[number], shifts[number], shortcut, y, len(y),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, mode, self.rectifies(number), tall, launch.block, num_warps=launch.warps, num_stages=1,
+                layer.group, mode, self.rectifies(number), tall, launch.block, num_stages=1, **self.how(launch),
             )  # fmt: skip
             return y
 
@@ -182,7 +189,7 @@ def _tables(layers: list[Layer]) -> tuple[Tensor, Tensor]:
         back = _banded(index.flip(2, 3).permute(2, 3, 0, 1), layer.group, layer.back, end)
         forward.append(ahead.flatten())
         backward.append(back.flatten())
-        # Where the gradient of each weight stands, once for each pixel of a group; a lone pixel's second place is a zero.
+        # Where each weight's gradient stands, once for each pixel of a group; a lone pixel's second place is a zero.
         places = torch.full((2, index.numel()), unpacked)
         for pixel in range(layer.group):
             one = _banded(index.permute(2, 3, 1, 0), layer.group, layer.used, end, only=pixel).flatten()
@@ -236,13 +243,13 @@ class _Train(torch.autograd.Function):
                 inputs[-1], weights[number], z, net.totals[number],
                 norm.weight, norm.bias, norm.running_mean, norm.running_var, stat, len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, tall, launch.block, num_warps=launch.warps, num_stages=1,
+                layer.group, tall, launch.block, num_stages=1, **net.how(launch),
             )  # fmt: skip
             y = torch.empty_like(z)
             launch = ELEMENTWISE[layer.outputs]
             kernels.activate_kernel[(_tiles(z, launch, 1),)](
                 z, stat, z if shortcut is None else shortcut, y, len(z), layer.side_out, layer.outputs, mode,
-                net.rectifies(number), launch.block, num_warps=launch.warps,
+                net.rectifies(number), launch.block, **net.how(launch),
             )  # fmt: skip
             raws.append(z)
             stats.append(stat)
@@ -284,7 +291,7 @@ class _Train(torch.autograd.Function):
             kernels.weight_kernel[(launch.programs, 3 // launch.rows)](
                 inputs[number], g, z, factors[number], dz, dw[width][:, starts[number] :], len(z), columns[width],
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, launch.rows, layer.tall(launch), launch.block, num_warps=launch.warps, num_stages=1,
+                layer.group, launch.rows, layer.tall(launch), launch.block, num_stages=1, **net.how(launch),
             )  # fmt: skip
             return dz
 
@@ -298,7 +305,7 @@ class _Train(torch.autograd.Function):
                 dz, back[number], dz if shortcut is None else shortcut, inputs[number], z, stats[number - 1], g,
                 *behind(number - 1), len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.back, layer.outputs,
-                layer.group, mode, tall, launch.block, num_warps=launch.warps, num_stages=1,
+                layer.group, mode, tall, launch.block, num_stages=1, **net.how(launch),
             )  # fmt: skip
             return g
 
@@ -307,7 +314,7 @@ class _Train(torch.autograd.Function):
         launch = ELEMENTWISE[last.outputs]
         kernels.pool_kernel[(min(launch.programs, _tiles(g, launch, 1)),)](
             gradients[0].contiguous(), inputs[-1], raws[-1], stats[-1], g, *behind(len(layers) - 1), len(g),
-            last.side_out, last.outputs, net.last_relu, launch.block, num_warps=launch.warps,
+            last.side_out, last.outputs, net.last_relu, launch.block, **net.how(launch),
         )  # fmt: skip
         for number in reversed(range(len(net.modes))):
             first, second = 2 * number + 1, 2 * number + 2

@@ -9,11 +9,21 @@ the number of values that a group needs of one row, rounded up to a power of two
 ``z`` is a raw convolution output, before batch normalisation; ``stats`` holds four rows for its normalisation: mean,
 inverse standard deviation, and the scale and shift of ``z * scale + shift``. Programs add their sums over pixels to
 common whole numbers, whose order of addition does not matter: the same inputs give the same bits. The program that ends
-last works with the totals and sets them back to zero.
+last works with the totals and sets them back to zero. A CHAINED kernel is started while the one before it ends, which
+saves the time between two kernels.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def _after(CHAINED: tl.constexpr):
+    """Wait for the kernel before, which let this one start early, and let the next one start early."""
+    if CHAINED:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -120,9 +130,10 @@ def forward_kernel(
     x, w, z, totals, gamma, beta, running_mean, running_var, stats, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, TALL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and work out the normalisation of the output; update the running statistics."""
+    _after(CHAINED)
     n, out = tl.arange(0, GROUP * OUT), tl.arange(0, OUT)
     first = tl.zeros([GROUP * OUT], tl.float32)
     second = tl.zeros([GROUP * OUT], tl.float32)
@@ -159,9 +170,11 @@ def forward_kernel(
 @triton.jit
 def activate_kernel(
     z, stats, x, y, pixels,
-    SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, OUT: tl.constexpr, MODE: tl.constexpr, RELU: tl.constexpr,
+    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Normalise, add the shortcut (MODE 1 or 2), rectify unless told not to."""
+    _after(CHAINED)
     out = tl.arange(0, OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = p < pixels
@@ -181,9 +194,10 @@ def infer_kernel(
     x, w, bias, shortcut, y, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    RELU: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+    RELU: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify unless told not to."""
+    _after(CHAINED)
     n = tl.arange(0, GROUP * OUT)
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = p < pixels // (GROUP * TALL)
@@ -222,9 +236,10 @@ def _normalise_backward(
 @triton.jit
 def pool_kernel(
     gradient, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
-    SIDE: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr,
+    SIDE: tl.constexpr, OUT: tl.constexpr, RELU: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Spread the gradient of average pooling over the pixels of the last block's output; then as `data_kernel`."""
+    _after(CHAINED)
     out = tl.arange(0, OUT)
     mean, inverse = tl.load(stats + out), tl.load(stats + OUT + out)
     first = tl.zeros([OUT], tl.float32)
@@ -251,13 +266,14 @@ def data_kernel(
     dz, w, shortcut, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Take a gradient back through a convolution, the shortcut beside it, and the ReLU and normalisation before it.
 
     ``y`` is the output of that ReLU, ``z`` and ``stats`` belong to that normalisation. ``g`` is the gradient at the
     normalisation's output.
     """
+    _after(CHAINED)
     n, channel, out = tl.arange(0, GROUP * IN), tl.arange(0, IN), tl.arange(0, OUT)
     mean, inverse = tl.load(stats + n % IN), tl.load(stats + IN + n % IN)
     first = tl.zeros([GROUP * IN], tl.float32)
@@ -316,7 +332,7 @@ def weight_kernel(
     x, g, z, factors, dz, dw, pixels, columns,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
     IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a convolution's weights: a share of the pixels, and one kernel row or all three, per program.
 
@@ -324,6 +340,7 @@ def weight_kernel(
     ``[shares, columns]``: each program writes its sums beside those of the other layers, once for each pixel of a
     group.
     """
+    _after(CHAINED)
     k, n = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
     mine = tl.program_id(1)
     a, b, c = tl.load(factors + n % OUT), tl.load(factors + OUT + n % OUT), tl.load(factors + 2 * OUT + n % OUT)
