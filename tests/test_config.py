@@ -209,7 +209,8 @@ def test_seeds_depend_on_seed_and_place_alone() -> None:
 
 
 def test_all_methods_are_known() -> None:
-    assert set(methods()) == {*SINGLE, *DOUBLE}
+    others = "lwf lwf-mc icarl eeil bic lucir podnet mnemonics tpcil ssil remix remix-kd gem er cldr wa der-net"
+    assert set(methods()) == {*SINGLE, *DOUBLE, *others.split()}
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -396,7 +397,7 @@ def test_paper_is_literal_where_default_is_not() -> None:
 
 
 def test_every_method_takes_its_part_of_the_paper_preset() -> None:
-    for name in sorted(methods()):
+    for name in (*SINGLE, *DOUBLE):
         recipe = Recipe.build(name, "cifar100", preset="paper")
         assert recipe.schedule == Schedule(150, 0.1, (60, 100, 130))
         options = recipe.options
@@ -405,6 +406,19 @@ def test_every_method_takes_its_part_of_the_paper_preset() -> None:
         if isinstance(options, Balancing.Config):
             assert options.gamma == 300.0
             assert options.balance == Schedule(100, 0.01, (30, 60, 80))
+
+
+@pytest.mark.parametrize("method", sorted(set(methods()) - {*SINGLE, *DOUBLE}))
+def test_a_method_of_another_publication_has_its_own_values(method: str) -> None:
+    own = methods()[method].paper
+    recipe = Recipe.build(method, "cifar100", preset="paper").values()
+    assert {key: recipe[key] for key in own} == dict(own)
+    aligned = Recipe.build(method, "cifar100", preset="aligned").values()
+    common = Recipe.build("edbl", "cifar100").values()
+    for key in ("schedule.epochs", "schedule.lr", "schedule.milestones", "optim.batch", "optim.weight_decay"):
+        assert aligned[key] == common[key]
+    assert (aligned["data.augment"], aligned["data.brightness"]) == ("crop-flip", 0.0)
+    assert recipe["optim.nesterov"] is False
 
 
 def test_quick_is_quick() -> None:

@@ -91,12 +91,14 @@ class Memory:
     def reservoir(self, new: Images, before: int, generator: Generator) -> None:
         """Keep an even sample of all images ever seen: ``before`` of them before the ``new`` ones.
 
-        The outcome is distributed as if image i had entered with probability K / i in place of a random one.
+        The outcome is distributed as if image i had entered with probability K / i in place of a random one. Where the
+        budget grows with the classes, new images also take what places the kept ones leave empty.
         """
         seen = int(new.y.max()) + 1
         size = sum(self.budget.quotas(seen))
-        shuffled = torch.randperm(before + len(new), generator=generator, device=generator.device)[:size]
-        chosen = shuffled[shuffled >= before] - before
+        shuffled = torch.randperm(before + len(new), generator=generator, device=generator.device)
+        enter = int((shuffled[:size] >= before).sum())
+        chosen = (shuffled[shuffled >= before] - before)[: max(enter, size - len(self))]
         stay = torch.randperm(len(self), generator=generator, device=generator.device)[: size - len(chosen)]
         parts = [new[chosen.to(new.y.device)]]
         if len(self):

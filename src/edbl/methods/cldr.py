@@ -1,0 +1,102 @@
+"""CLDR: manifold mixup of new images with the memory, and outputs held to those of the old net. Our reading."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from edbl.config import option
+from edbl.data.mixing import Batch, Ratio
+from edbl.data.stream import Task
+from edbl.losses import cross_entropy, distillation
+from edbl.methods.base import Draw, Method
+from edbl.methods.er import halves
+
+
+class CLDR(Method):
+    """Continual learning with dual regularisations (Han and Guo, ECML-PKDD 2021), as we read its abstract.
+
+    Representations are regularised by mixing each memory image with a new one at a random depth, outputs by the old
+    net's on memory images.
+    """
+
+    name = "cldr"
+    title = "Continual learning with dual regularisations (our reading)"
+    source = "Han and Guo 2021"
+    year = 2021
+    distils = True
+    our_reading = True
+
+    @dataclass(frozen=True)
+    class Config(Method.Config):
+        """Settings."""
+
+        beta: float = option(1.0, "mixing ratio is drawn from Beta(beta, beta)", least=1e-3)
+        mix_weight: float = option(1.0, "weight of the mixed images' cross-entropy", least=0)
+        output_weight: float = option(1.0, "weight of holding outputs on memory images to the old net's", least=0)
+        output: Literal["kl", "mse"] = option("kl", "compare outputs by distillation or by their squared difference")
+        temperature: float = option(2.0, "temperature of the former", least=1e-3)
+
+    config: Config
+
+    def draw(self, task: Task) -> Draw:
+        """Return exemplars and as many new images, and where to mix them."""
+        plain = super().draw(task)
+        if not task.old:
+            return plain
+        sampler = halves(len(self.memory), len(task.train), self.optim.batch)
+        depths = 1 + len(self.net.backbone.ends)
+        return Draw(plain.data, sampler, Depth(depths, Ratio(self.config.beta, "pass")))
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the cross-entropy of plain and mixed images and the change of outputs on memory images."""
+        logits = self.net(batch.x).logits
+        loss = cross_entropy(logits, batch.y).mean()
+        if batch.drawn is None or self.teacher is None:
+            return loss
+        memory = len(batch.x) // 2
+        change = self.change(logits[:memory], self.teach(batch.x).logits[:memory])
+        mixed = cross_entropy(self.mixed(batch.x, batch.drawn), swapped(batch.y, batch.drawn.amin()))
+        return loss + self.config.mix_weight * mixed.mean() + self.config.output_weight * change.mean()
+
+    def change(self, logits: Tensor, teacher: Tensor) -> Tensor:
+        """Return how far the first logits are from the teacher's, for each sample."""
+        if self.config.output == "kl":
+            return distillation(logits, teacher, self.config.temperature, "t2")
+        return squared_change(logits, teacher)
+
+    def mixed(self, x: Tensor, ratios: Tensor) -> Tensor:
+        """Return the logits where images are mixed by ``ratios[0]`` and the ends of stages by the others."""
+        ends = self.net.backbone.ends
+
+        def watch(block: int, out: Tensor) -> Tensor:
+            return swapped(out, ratios[1 + ends.index(block)]) if block in ends else out
+
+        return self.net(swapped(x, ratios[0]), watch).logits
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Leave a batch as it is and draw the ratio of each of ``depths``: that of one at random, and 1 of the others."""
+
+    depths: int
+    ratio: Ratio
+
+    def __call__(self, batch: Batch, generator: Generator) -> Batch:
+        """Draw for one batch."""
+        device = generator.device
+        ratio = self.ratio.draw(1, 1, generator)
+        chosen = torch.randint(self.depths, (1,), generator=generator, device=device)
+        here = torch.arange(self.depths, device=device) == chosen
+        return batch._replace(drawn=torch.where(here, ratio, 1.0))
+
+
+def swapped(x: Tensor, ratio: Tensor) -> Tensor:
+    """Return ``ratio`` of each row and the rest of its partner, the row of the same place in the other half."""
+    return torch.lerp(x.roll(len(x) // 2, 0), x, ratio.to(x.dtype))
+
+
+def squared_change(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return the mean squared difference of the teacher's logits and the first of ``logits``, ``[batch]``."""
+    return (logits[:, : teacher.shape[1]] - teacher).square().mean(1)

@@ -1,0 +1,143 @@
+"""EEIL: end-to-end incremental learning."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from edbl.config import option
+from edbl.data.images import Images
+from edbl.data.mixing import Batch
+from edbl.data.samplers import Uniform
+from edbl.data.stream import Task
+from edbl.losses import cross_entropy, distillation
+from edbl.memory import Budget, Memory
+from edbl.methods.base import Draw, Method, Phase
+from edbl.nets.backbones import Backbone
+from edbl.nets.net import Net, Teacher
+from edbl.schedule import Schedule
+
+
+class EEIL(Method):
+    """Rehearsal and distillation task by task, then fine-tuning on as many images of each class."""
+
+    name = "eeil"
+    title = "End-to-end incremental learning"
+    source = "Castro et al. 2018"
+    year = 2018
+    distils = True
+    paper: ClassVar[Mapping[str, object]] = {
+        "schedule.epochs": 40,
+        "schedule.milestones": (10, 20, 30),
+        "options.balance.epochs": 30,
+        "options.balance.milestones": (10, 20),
+        "optim.weight_decay": 1e-4,
+        "options.noise": 0.3,
+    }
+
+    @dataclass(frozen=True)
+    class Config(Method.Config):
+        """Settings."""
+
+        temperature: float = option(2.0, "temperature of distillation", least=1e-3)
+        kd_weight: float = option(1.0, "weight of the distillation of each task", least=0)
+        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        balance_teacher: Literal["train", "old"] = option(
+            "train", "who teaches old classes in fine-tuning: the net before it, or the old net"
+        )
+        noise: float = option(0.0, "scale eta of the noise added to gradients; 0 means none", least=0)
+        noise_decay: float = option(0.55, "power by which the noise falls with the epochs of a task", least=0)
+        balance: Schedule = Schedule(epochs=100, lr=0.01, milestones=(30, 60, 80))
+
+    config: Config
+
+    @classmethod
+    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+        """Return the net, with room for the epochs of a task that the noise has seen."""
+        net = super().build(make, generator)
+        net.register_buffer("noisy_epochs", torch.zeros(()))
+        return net
+
+    def begin(self, task: Task, generator: Generator) -> None:
+        """Prepare for a task; the noise starts anew."""
+        super().begin(task, generator)
+        if self.config.noise:
+            self.net.get_buffer("noisy_epochs").zero_()
+
+    def epochs(self, first: bool) -> int:
+        """Return the epochs of both phases."""
+        return super().epochs(first) + (0 if first else self.config.balance.epochs)
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """Yield the usual phase, then the balanced one, taught by the net that the first one left."""
+        yield self.noisy(self.main_phase(task, self.draw(task)))
+        if task.old:
+            before, data = Teacher(self.net), self.balanced(task)
+            draw = Draw(data, Uniform(len(data), self.optim.batch))
+            tune = self.phase("balance", draw, self.config.balance, lambda batch: self.balance_loss(batch, before))
+            yield self.noisy(replace(tune, teacher=before))
+
+    def balanced(self, task: Task) -> Images:
+        """Return all exemplars and, chosen alike, as many images of each new class."""
+        each = max(1, len(self.memory) // task.old)
+        chosen = Memory(Budget("per_class", each))
+        chosen.classes = list(self.memory.classes)
+        chosen.update(task.train, self.features)
+        return chosen.images
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return cross-entropy, plus the distillation of each old task."""
+        logits = self.net(batch.x).logits
+        if self.teacher is None:
+            return cross_entropy(logits, batch.y).mean()
+        return self.total(logits, batch.y, self.teach(batch.x).logits, self.net.head.sizes[:-1])
+
+    def balance_loss(self, batch: Batch, before: Teacher) -> Tensor:
+        """Return cross-entropy plus the distillation of each task, the new one too."""
+        logits, teacher = self.net(batch.x).logits, before.answer(batch.x).logits
+        if self.config.balance_teacher == "old":
+            old = self.teach(batch.x).logits
+            teacher = torch.cat([old, teacher[:, old.shape[1] :]], 1)
+        return self.total(logits, batch.y, teacher, self.net.head.sizes)
+
+    def total(self, logits: Tensor, y: Tensor, teacher: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Return cross-entropy plus the distillation of the tasks that have these sizes."""
+        kd = task_distillation(logits, teacher, sizes, self.config.temperature, self.config.kd_scale)
+        return (cross_entropy(logits, y) + self.config.kd_weight * kd).mean()
+
+    def noisy(self, phase: Phase) -> Phase:
+        """Return the phase with noise on its gradients, where that is wanted."""
+        if not self.config.noise:
+            return phase
+        batch = min(phase.optim.batch, len(phase.draw.data))
+        steps = len(phase.draw.data) // batch
+        steps = min(steps, phase.optim.steps or steps)
+        time = self.net.get_buffer("noisy_epochs")
+
+        def adjust(generator: Generator) -> None:
+            scale = self.config.noise / (2 + time) ** self.config.noise_decay
+            add_noise(phase.params, scale / batch, generator)
+            time.add_(1 / steps)
+
+        return replace(phase, adjust=adjust)
+
+
+def task_distillation(
+    logits: Tensor, teacher: Tensor, sizes: Sequence[int], temperature: float, scale: Literal["t2", "none"]
+) -> Tensor:
+    """Return the distillation of each task under a softmax of its own, summed over tasks, ``[batch]``.
+
+    ``sizes`` are the classes of each of the teacher's tasks.
+    """
+    tasks = zip(logits[:, : teacher.shape[1]].split(list(sizes), 1), teacher.split(list(sizes), 1), strict=True)
+    return torch.stack([distillation(own, target, temperature, scale) for own, target in tasks]).sum(0)
+
+
+def add_noise(params: Sequence[nn.Parameter], scale: Tensor, generator: Generator) -> None:
+    """Add normal noise of standard deviation ``scale`` to the gradients."""
+    grads = [p.grad for p in params if p.grad is not None]
+    noise = torch.randn(sum(g.numel() for g in grads), generator=generator, device=generator.device) * scale
+    for grad, part in zip(grads, noise.split([g.numel() for g in grads]), strict=True):
+        grad.add_(part.view_as(grad))

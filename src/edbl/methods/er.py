@@ -1,0 +1,52 @@
+"""Experience replay with a reservoir."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Generator
+
+from edbl.data.samplers import OldNew
+from edbl.data.stream import Task
+from edbl.methods.base import Draw, Method
+
+
+class ER(Method):
+    """Cross-entropy on as many images of the memory as new ones; the memory is an even sample of all images seen."""
+
+    name = "er"
+    title = "Experience replay with a reservoir"
+    source = "Chaudhry et al. 2019"
+    year = 2019
+    keeps = "reservoir"
+    paper: ClassVar[Mapping[str, object]] = {
+        "schedule.epochs": 1,
+        "schedule.lr": 0.1,
+        "schedule.milestones": (),
+        "optim.batch": 10,
+        "optim.momentum": 0.0,
+        "optim.weight_decay": 0.0,
+        "data.augment": "none",
+    }
+
+    seed = 0  # of the reservoir, drawn anew in each task
+
+    def begin(self, task: Task, generator: Generator) -> None:
+        """Let the head grow, and draw what `end` will choose images by."""
+        super().begin(task, generator)
+        self.seed = int(torch.randint(2**62, (), generator=generator))
+
+    def draw(self, task: Task) -> Draw:
+        """Return images of the memory and as many new ones."""
+        plain = super().draw(task)
+        return Draw(plain.data, halves(len(self.memory), len(task.train), self.optim.batch)) if task.old else plain
+
+    def end(self, task: Task) -> None:
+        """Refresh the reservoir."""
+        self.memory.reservoir(task.train, task.before, Generator().manual_seed(self.seed))
+
+
+def halves(old: int, new: int, batch: int) -> OldNew:
+    """Draw batches of old images and as many new ones; an epoch is a pass over the new ones."""
+    size = max(2, min(batch, new))
+    return OldNew(old, new, size, size, steps=max(1, new // size))

@@ -1,0 +1,79 @@
+"""WA: weight aligning."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, linalg
+
+from edbl.config import option
+from edbl.data.mixing import Batch
+from edbl.data.stream import Task
+from edbl.losses import cross_entropy, distillation
+from edbl.methods.base import Method, Phase
+
+
+class WA(Method):
+    """Rehearsal and distillation; then the weights of new classes get the mean norm of the old ones.
+
+    The head's weights are kept at or above zero, so that a larger norm is a larger logit: features are not negative.
+    """
+
+    name = "wa"
+    title = "Weight aligning"
+    source = "Zhao et al. 2020"
+    year = 2020
+    distils = True
+    paper: ClassVar[Mapping[str, object]] = {  # PyCIL's
+        "schedule.epochs": 170,
+        "schedule.milestones": (60, 100, 140),
+        "first.task_epochs": 200,
+        "first.task_milestones": (60, 120, 170),
+        "first.task_weight_decay": 5e-4,
+        "data.brightness": 63 / 255,
+    }
+
+    @dataclass(frozen=True)
+    class Config(Method.Config):
+        """Settings."""
+
+        temperature: float = option(2.0, "temperature of distillation", least=1e-3)
+        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        norm: Literal["l2", "l1"] = option("l2", "norm of a class's weights that is aligned")
+        clip: bool = option(True, "keep the head's weights at or above zero in training")
+
+    config: Config
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """Yield the only phase, then align the head."""
+        yield from super().phases(task)
+        self.clip()
+        if task.old:
+            weight = self.net.head.weight.data
+            weight[task.old :] *= alignment(weight, task.old, self.config.norm)
+
+    def clip(self) -> None:
+        """Lift negative weights of the head to zero, where that is wanted."""
+        if self.config.clip:
+            self.net.head.weight.data.clamp_(min=0)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return ``(1 - lambda)`` cross-entropy plus ``lambda`` distillation, lambda being the share of old classes.
+
+        Weights are clipped before each step, and in `phases` after the last: the same as after each step.
+        """
+        self.clip()
+        logits = self.net(batch.x).logits
+        loss = cross_entropy(logits, batch.y)
+        if self.teacher is not None:
+            teacher = self.teach(batch.x).logits
+            share = teacher.shape[1] / logits.shape[1]
+            kd = distillation(logits, teacher, self.config.temperature, self.config.kd_scale)
+            loss = (1 - share) * loss + share * kd
+        return loss.mean()
+
+
+def alignment(weight: Tensor, old: int, norm: Literal["l2", "l1"]) -> Tensor:
+    """Return gamma: the mean norm of the rows of ``old`` classes over that of the new ones, a scalar."""
+    norms: Tensor = linalg.vector_norm(weight, 1 if norm == "l1" else 2, dim=1)
+    return norms[:old].mean() / norms[old:].mean()
