@@ -20,7 +20,7 @@ import typer.core
 import typer.main
 
 import edbl
-from edbl import metrics
+from edbl import metrics, records
 from edbl.cli import app
 from edbl.data.datasets import DATASETS
 from edbl.methods import methods
@@ -283,3 +283,14 @@ def test_every_ambiguity_is_described(tag: str) -> None:
 def test_every_tag_in_the_settings_exists() -> None:
     helps = [leaf.help for method in METHODS for leaf in Recipe.keys(method).values()]
     assert set(re.findall(r"\bA\d+", " ".join(helps))) <= set(TAGS)
+
+
+def test_numbers_beside_references_are_those_of_the_records() -> None:
+    found = rows("docs/methods/README.md", "Beside public numbers")
+    assert found
+    for name, (readout, ours, reference, difference) in found.items():
+        record = records.read(ROOT / "results" / name)
+        assert record.status == "done"
+        assert record.recipe["preset"] == "paper"
+        assert ours == f"{100 * record.average_incremental_accuracy[readout.lower()]:.1f}"
+        assert difference == f"{float(ours) - float(reference):+.1f}"

@@ -1,4 +1,4 @@
-"""TPCIL: its loss against literal sums, its graph on points whose neighbours are known, and what goes through the net."""
+"""TPCIL: its loss against literal sums, its graph on points whose neighbours are known, what goes through the net."""
 
 import math
 
@@ -155,9 +155,10 @@ def test_vertices_spread_as_the_points_do() -> None:
     points = heaps[members] + 0.5 * torch.randn(160, 2, generator=seeded())
     for seed in range(5):
         vertices = neural_gas(points, 16, seeded(seed))
-        assert torch.cdist(vertices, points).min(1).values.max() < 1, "no vertex lies off the points"
+        assert (torch.cdist(vertices, points).min(1).values > 1).sum() <= 1, "one vertex may be left between heaps"
         near = torch.cdist(vertices, heaps).argmin(1)
-        assert near.bincount(minlength=3).tolist() == pytest.approx([8, 4, 4], abs=2)
+        # In two dimensions the density of the vertices goes as the square root of that of the points.
+        assert near.bincount(minlength=3).tolist() == pytest.approx([6.6, 4.7, 4.7], abs=1)
     assert torch.equal(neural_gas(points, 16, seeded(1)), neural_gas(points, 16, seeded(1)))
     assert not torch.equal(neural_gas(points, 16, seeded(1)), neural_gas(points, 16, seeded(2)))
 
@@ -223,7 +224,7 @@ def test_anchors_are_exemplars_each_but_once() -> None:
 
 
 def test_graph_is_that_of_the_old_net_and_drawn_from_the_generator_alone() -> None:
-    found = []
+    found: list[tuple[Tensor, ...]] = []
     for _ in range(2):
         method = tpcil(vertices=5)
         second_task(method, [6, 5, 7])

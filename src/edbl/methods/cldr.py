@@ -22,7 +22,7 @@ class CLDR(Method):
     """
 
     name = "cldr"
-    title = "Continual learning with dual regularisations (our reading)"
+    title = "Continual learning with dual regularisations"
     source = "Han and Guo 2021"
     year = 2021
     distils = True

@@ -42,7 +42,7 @@ class TPCIL(Method):
     class Config(Method.Config):
         """Settings."""
 
-        topology_weight: float = option(10.0, "weight lambda of the topology-preserving loss", least=0)
+        topology_weight: float = option(1.0, "weight lambda of the topology-preserving loss", least=0)
         vertices: int = option(128, "most vertices of the graph, each with an image that every step shows", least=2)
 
     config: Config
