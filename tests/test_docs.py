@@ -38,7 +38,7 @@ PATIENCE = 120.0  # seconds for one command
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|toml))$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-ROW = re.compile(r"^\| `([\w.]+)` \|(.*)\|$", re.MULTILINE)
+ROW = re.compile(r"^\| `([\w./-]+)` \|(.*)\|$", re.MULTILINE)
 
 
 class Block(NamedTuple):

@@ -82,5 +82,5 @@ def test_moved_pixels_are_the_same_bits(channels: int, crop: bool, flip: bool) -
     transform = Transform(stats[0], stats[1], crop, flip, pad=2)
     shift = torch.randint(5, (2, 5, 1), generator=generator) if crop else None
     flipped = torch.tensor([True, False, True, True, False]).unsqueeze(1) if flip else None
-    moved = move(x, shift, flipped, *stats, pad=2)
+    moved = move(x, shift, flipped, stats[0], stats[1], pad=2)
     assert torch.equal(moved, transform.normalise(transform._moved(x, shift, flipped)))

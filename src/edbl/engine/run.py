@@ -2,35 +2,28 @@
 
 import hashlib
 import re
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from edbl import records
 from edbl.data import datasets
 from edbl.data.augment import Transform
-from edbl.data.images import Dataset, Images
+from edbl.data.images import Dataset
 from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, task_sizes
 from edbl.engine import environment
 from edbl.engine.checkpoint import Checkpoints, Saved
-from edbl.engine.evaluate import evaluate, outputs
-from edbl.engine.fit import Loop, State
+from edbl.engine.evaluate import evaluate
+from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.files import lock, sweep, write_atomic
-from edbl.memory import Budget, Memory
-from edbl.methods import find_method
-from edbl.methods.base import Phase
-from edbl.nets import backbones
-from edbl.nets.backbones import Backbone
+from edbl.memory import Budget
 from edbl.recipe import Recipe, StreamSettings
 from edbl.records import Record
-from edbl.seeds import Seeds
 
 RECIPE = "recipe.toml"
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
@@ -91,13 +84,12 @@ def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], lis
 
 
 class _Session:
-    """A recipe with its data loaded and its method made: all that can fail early has not."""
+    """A recipe with its data loaded and its learner made: all that can fail early has not."""
 
     def __init__(self, recipe: Recipe, data_dir: Path | None, progress: Progress) -> None:
         self.recipe = recipe
         self.progress = progress
-        self.device = environment.pick_device(recipe.device)
-        self.seeds = Seeds(recipe.seed)
+        device = environment.pick_device(recipe.device)
         settings = recipe.data
         dataset = datasets.load(settings.name, data_dir, image_size=settings.image_size, skip_bad=settings.skip_bad)
         if settings.holdout:
@@ -105,46 +97,19 @@ class _Session:
         self.notes = list(dataset.notes)
         self.fingerprint = fingerprint(dataset)
         order, sizes = plan(recipe.stream, dataset.classes)
-        budget = Budget.parse(recipe.memory)
-        budget.check(len(order))
-        self.stream = Stream(dataset, order, sizes, self.device)
+        Budget.parse(recipe.memory).check(len(order))
+        self.stream = Stream(dataset, order, sizes, device)
         shape = dataset.train.x.shape[1:]
         channels = len(settings.mean), len(settings.std)
         if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
             raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
         self.transform = Transform.of(
-            settings.augment, settings.pad, settings.mean, settings.std, self.device, settings.brightness
+            settings.augment, settings.pad, settings.mean, settings.std, device, settings.brightness
         )
-        bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and self.device.type == "cuda")
-        self.loop = Loop(self.transform, self.seeds, progress, bf16, recipe.graph)
-        kind = find_method(recipe.method)
-        fuse = bf16 and recipe.fused and self.device.type == "cuda"
-
-        def backbone(generator: Generator) -> Backbone:
-            made = backbones.build(recipe.net.backbone, shape, generator, kind.last_relu).to(self.device)
-            if fuse and isinstance(made, backbones.ResNet):
-                made.fuse(shape)
-            return made
-
-        self.net = kind.build(backbone, self.seeds.generator(torch.device("cpu"), "backbone")).to(self.device)
-        self.memory = Memory(budget)
         own = recipe.method.endswith(".py")
         self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
-        if not isinstance(recipe.options, kind.Config):
-            raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
-        self.method = kind(
-            self.net,
-            self.memory,
-            recipe.options,
-            recipe.schedule,
-            recipe.optim,
-            self.features,
-            recipe.first,
-            self.transform.normalise,
-        )
-
-    def features(self, images: Images) -> Tensor:
-        return outputs(self.net, images, self.transform).features
+        self.learner = Learner(recipe, shape, self.transform, device, progress)
+        self.method = self.learner.method
 
     def new_record(self) -> Record:
         recipe = self.recipe
@@ -161,7 +126,7 @@ class _Session:
             task_sizes=list(self.stream.sizes),
             commit=environment.commit(),
             versions=environment.versions(),
-            device=environment.describe(self.device),
+            device=environment.describe(self.learner.device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
             method_digest=self.method_digest,
             data_fingerprint=self.fingerprint,
@@ -171,8 +136,6 @@ class _Session:
 
     def go(self, folder: Path, record: Record) -> Record:
         """Learn all tasks that are not learnt yet."""
-        # The same seed must give the same bits on a GPU too.
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         checkpoints = Checkpoints(folder / "checkpoints")
         first = self.restore(checkpoints, record)
         planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
@@ -182,9 +145,7 @@ class _Session:
         try:
             for index in range(first, len(self.stream)):
                 self.learn(self.stream[index], folder, record, checkpoints)
-        except (EdblError, torch.OutOfMemoryError) as error:
-            if not isinstance(error, EdblError):
-                error = EdblError("out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds")
+        except EdblError as error:
             record.status, record.message = "failed", str(error)
             with suppress(EdblError):  # a full disk must not hide what happened
                 records.write(record, folder)
@@ -201,13 +162,8 @@ class _Session:
         found = checkpoints.newest_task(below=len(record.seconds))
         first = 0
         if found:
-            last, saved = found
-            first = last + 1
-            for size in self.stream.sizes[:first]:
-                self.net.grow(size, self.seeds.generator(torch.device("cpu"), "restore"))
-            self.net.load_state_dict(saved.part("net."))
-            exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
-            self.memory.replace(exemplars, self.net.head.classes)
+            first = found[0] + 1
+            self.learner.load(found[1], self.stream.sizes[:first])
         record.status = "running"
         for per_task in (record.seconds, record.timings, record.losses):
             del per_task[first:]
@@ -216,15 +172,8 @@ class _Session:
 
     def learn(self, task: Task, folder: Path, record: Record, checkpoints: Checkpoints) -> None:
         """Learn one task, evaluate it, and save record and state."""
-        timings: dict[str, float] = {}
-        losses: dict[str, list[float]] = {}
         t = task.index
-        self.method.begin(task, self.seeds.generator(torch.device("cpu"), "task", t, "begin"))
-        for number, phase in enumerate(self.method.phases(task)):
-            losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
-        self.progress.busy("choosing exemplars")
-        with stopwatch(timings, "memory"):
-            self.method.end(task)
+        timings, losses = self.learner.learn(task, checkpoints)
         self.progress.busy("evaluating")
         with stopwatch(timings, "evaluation"):
             matrices = evaluate(self.method, task.test, self.transform, self.recipe.evaluation.nme_flips)
@@ -234,9 +183,7 @@ class _Session:
         record.losses.append(losses)
         record.seconds.append(sum(timings.values()))
         records.write(record, folder)
-        images = self.memory.images
-        tensors = self.net_tensors() | {"memory.x": images.x, "memory.y": images.y}
-        checkpoints.save(f"task-{t}", Saved(tensors, {}))
+        checkpoints.save(f"task-{t}", Saved(self.learner.tensors(), {}))
         # Should this state be damaged, the run goes on from the last task's state and this task's finished phases.
         kept = re.compile(rf"task-{t - 1}|task-{t}(-phase-\d+)?")
         checkpoints.forget(name for name in checkpoints.names() if not kept.fullmatch(name))
@@ -246,64 +193,12 @@ class _Session:
             f"  ({record.seconds[-1]:.1f} s)"
         )
 
-    def train(
-        self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints
-    ) -> list[float]:
-        """Train a phase from where its newest checkpoint left it, and return the mean loss of each of its epochs."""
-        name = f"task-{task.index}-phase-{number}"
-        if finished := checkpoints.load(name):
-            self.net.load_state_dict(finished.part("net."))
-            timings |= finished.values["timings"]
-            self.progress.phase(task.index, phase.name, phase.schedule.epochs, phase.schedule.epochs)
-            return list(finished.values["losses"])
-        state = State()
-        if begun := checkpoints.newest_epoch(task.index, number):
-            self.net.load_state_dict(begun.part("net."))
-            momentum = {int(number): m for number, m in begun.part("momentum.").items()}
-            state = State(begun.values["epoch"], momentum, begun.values["losses"])
-            timings |= begun.values["timings"]
-        self.progress.phase(task.index, phase.name, phase.schedule.epochs, state.epoch)
-        before, began = timings.get(phase.name, 0.0), time.monotonic()
-        saved_at = began
-
-        def save(name: str) -> None:
-            timings[phase.name] = before + time.monotonic() - began
-            tensors = self.net_tensors() | {f"momentum.{i}": m for i, m in state.momentum.items()}
-            values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
-            checkpoints.save(name, Saved(tensors, values))
-
-        def after_epoch(state: State) -> None:
-            nonlocal saved_at
-            if time.monotonic() - saved_at < self.recipe.checkpoint_seconds:
-                return
-            save(f"{name}-epoch-{state.epoch}")
-            # The one before is kept in case this one is damaged.
-            older = checkpoints.epochs(task.index, number)[:-2]
-            checkpoints.forget(f"{name}-epoch-{epoch}" for epoch in older)
-            saved_at = time.monotonic()
-
-        place = ("task", task.index, phase.name)
-        self.loop.fit(self.net, phase, place, state, after_epoch)
-        save(name)
-        return state.losses
-
-    def net_tensors(self) -> dict[str, Tensor]:
-        return {f"net.{k}": v for k, v in self.net.state_dict().items()}
-
     def sample_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of some test images, evenly from all classes."""
         test = self.stream[len(self.stream) - 1].test
         each = max(1, FEATURES_KEPT // len(self.stream.classes))
         chosen = torch.cat([(test.y == k).nonzero().squeeze(1)[:each] for k in range(len(self.stream.classes))])
-        return self.features(test[chosen]).cpu(), test.y[chosen].cpu()
-
-
-@contextmanager
-def stopwatch(timings: dict[str, float], name: str) -> Iterator[None]:
-    """Note the seconds that the block takes."""
-    began = time.monotonic()
-    yield
-    timings[name] = time.monotonic() - began
+        return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -1,0 +1,159 @@
+"""A learner: a net, its memory and the method that trains them, for one task after another."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Generator, Tensor
+
+from edbl.data.augment import Transform
+from edbl.data.images import Images
+from edbl.data.stream import Task
+from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.evaluate import outputs
+from edbl.engine.fit import Loop, State
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError
+from edbl.memory import Budget, Memory
+from edbl.methods import find_method
+from edbl.methods.base import Phase
+from edbl.nets import backbones
+from edbl.nets.backbones import Backbone
+from edbl.recipe import Recipe
+from edbl.seeds import Seeds
+
+CPU = torch.device("cpu")
+
+
+class Learner:
+    """What learns, made from a recipe; ``make`` makes its backbone where the recipe's is not wanted."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        shape: Sequence[int],
+        transform: Transform,
+        device: torch.device,
+        progress: Progress,
+        make: Callable[[Generator], Backbone] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.transform = transform
+        self.device = device
+        self.progress = progress
+        self.seeds = Seeds(recipe.seed)
+        bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and device.type == "cuda")
+        fuse = bf16 and recipe.fused and device.type == "cuda"
+        self.loop = Loop(transform, self.seeds, progress, bf16, recipe.graph)
+        kind = find_method(recipe.method)
+
+        def backbone(generator: Generator) -> Backbone:
+            made = backbones.build(recipe.net.backbone, shape, generator, kind.last_relu).to(device)
+            if fuse and isinstance(made, backbones.ResNet):
+                made.fuse(shape)
+            return made
+
+        self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
+        self.memory = Memory(Budget.parse(recipe.memory))
+        if not isinstance(recipe.options, kind.Config):
+            raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
+        self.method = kind(
+            self.net,
+            self.memory,
+            recipe.options,
+            recipe.schedule,
+            recipe.optim,
+            self.features,
+            recipe.first,
+            transform.normalise,
+        )
+
+    def features(self, images: Images) -> Tensor:
+        """Return features of images by the present net."""
+        return outputs(self.net, images, self.transform).features
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return net and memory."""
+        images = self.memory.images
+        return self._net_tensors() | {"memory.x": images.x, "memory.y": images.y}
+
+    def load(self, saved: Saved, sizes: Sequence[int]) -> None:
+        """Take over net and memory, as `tensors` gave them after tasks of ``sizes`` classes."""
+        for size in sizes:
+            self.net.grow(size, self.seeds.generator(CPU, "restore"))
+        self.net.load_state_dict(saved.part("net."))
+        exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
+        self.memory.replace(exemplars, self.net.head.classes)
+
+    def learn(self, task: Task, checkpoints: Checkpoints) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Learn one task, from where its newest checkpoint left it.
+
+        Return the seconds that each part took, and the mean loss of each epoch of each phase.
+        """
+        # The same seed must give the same bits on a GPU too.
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        timings: dict[str, float] = {}
+        losses: dict[str, list[float]] = {}
+        self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
+        try:
+            for number, phase in enumerate(self.method.phases(task)):
+                losses[phase.name] = self._train(task, number, phase, timings, checkpoints)
+        except torch.OutOfMemoryError as error:
+            hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
+            raise EdblError(hint) from error
+        self.progress.busy("choosing exemplars")
+        with stopwatch(timings, "memory"):
+            self.method.end(task)
+        return timings, losses
+
+    def _train(
+        self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints
+    ) -> list[float]:
+        """Train a phase from where its newest checkpoint left it, and return the mean loss of each of its epochs."""
+        name = f"task-{task.index}-phase-{number}"
+        if finished := checkpoints.load(name):
+            self.net.load_state_dict(finished.part("net."))
+            timings |= finished.values["timings"]
+            self.progress.phase(task.index, phase.name, phase.schedule.epochs, phase.schedule.epochs)
+            return list(finished.values["losses"])
+        state = State()
+        if begun := checkpoints.newest_epoch(task.index, number):
+            self.net.load_state_dict(begun.part("net."))
+            momentum = {int(number): m for number, m in begun.part("momentum.").items()}
+            state = State(begun.values["epoch"], momentum, begun.values["losses"])
+            timings |= begun.values["timings"]
+        self.progress.phase(task.index, phase.name, phase.schedule.epochs, state.epoch)
+        before, began = timings.get(phase.name, 0.0), time.monotonic()
+        saved_at = began
+
+        def save(name: str) -> None:
+            timings[phase.name] = before + time.monotonic() - began
+            tensors = self._net_tensors() | {f"momentum.{i}": m for i, m in state.momentum.items()}
+            values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
+            checkpoints.save(name, Saved(tensors, values))
+
+        def after_epoch(state: State) -> None:
+            nonlocal saved_at
+            if time.monotonic() - saved_at < self.recipe.checkpoint_seconds:
+                return
+            save(f"{name}-epoch-{state.epoch}")
+            # The one before is kept in case this one is damaged.
+            older = checkpoints.epochs(task.index, number)[:-2]
+            checkpoints.forget(f"{name}-epoch-{epoch}" for epoch in older)
+            saved_at = time.monotonic()
+
+        self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, after_epoch)
+        save(name)
+        return state.losses
+
+    def _net_tensors(self) -> dict[str, Tensor]:
+        return {f"net.{k}": v for k, v in self.net.state_dict().items()}
+
+
+@contextmanager
+def stopwatch(timings: dict[str, float], name: str) -> Iterator[None]:
+    """Note the seconds that the block takes."""
+    began = time.monotonic()
+    yield
+    timings[name] = time.monotonic() - began
