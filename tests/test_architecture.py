@@ -54,7 +54,7 @@ def test_imports_follow_the_line(path: Path) -> None:
 
 
 def test_every_part_has_its_place() -> None:
-    assert {part(p) for p in FILES} == {*LAYERS, "engine", "bench", "cli", "__init__", "__main__"}
+    assert {part(p) for p in FILES} == {*LAYERS, "engine", "app", "bench", "cli", "__init__", "__main__"}
 
 
 def test_there_is_one_training_loop() -> None:

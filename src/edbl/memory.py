@@ -1,7 +1,7 @@
 """The memory: a few images of each old class, within a budget; ordered by herding, or an even sample of all seen."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,13 +73,15 @@ class Memory:
         self.classes = [
             Images(images.x[:quota], images.y[:quota]) for images, quota in zip(self.classes, quotas[:old], strict=True)
         ]
-        vectors = torch.nn.functional.normalize(features(new))
-        members = [(new.y == k).nonzero().squeeze(1) for k in range(old, seen)]
-        index = pad_sequence(members, batch_first=True)  # [new classes, images of the largest]
-        there = pad_sequence([torch.ones_like(m, dtype=torch.bool) for m in members], batch_first=True)
-        order = index.take_along_dim(herd(vectors[index], max(quotas[old:]), there), 1)
-        for picks, quota, own in zip(order, quotas[old:], members, strict=True):
-            self.classes.append(new[picks[: min(quota, len(own))]])
+        self.classes += _best(new, range(old, seen), quotas[old:], features)
+
+    def choose_again(self, classes: Collection[int], features: Features) -> None:
+        """Herd exemplars anew from what is kept of some classes, which may be more than their quota."""
+        quotas, chosen = self.budget.quotas(len(self.classes)), sorted(classes)
+        if chosen:
+            best = _best(self.images, chosen, [quotas[k] for k in chosen], features)
+            for k, images in zip(chosen, best, strict=True):
+                self.classes[k] = images
 
     def with_new(self, new: Images, features: Features) -> "Memory":
         """Return what `update` would make of this memory, which stays as it is."""
@@ -106,11 +108,26 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)], seen)
 
+    def remove(self, number: int) -> None:
+        """Forget a class; those after it move up."""
+        left = self.classes[:number] + self.classes[number + 1 :]
+        self.classes = [Images(images.x, torch.full_like(images.y, k)) for k, images in enumerate(left)]
+
     def replace(self, images: Images, seen: int = 0) -> None:
         """Take over exemplars that are sorted by class, as `images` gives them; one of ``seen`` may have none."""
         counts = images.counts(seen).tolist()
         parts = zip(images.x.split(counts), images.y.split(counts), strict=True)
         self.classes = [Images(x, y) for x, y in parts]
+
+
+def _best(images: Images, classes: Sequence[int], quotas: Sequence[int], features: Features) -> list[Images]:
+    """Return the images of each class that herding picks first."""
+    vectors = torch.nn.functional.normalize(features(images))
+    members = [(images.y == k).nonzero().squeeze(1) for k in classes]
+    index = pad_sequence(members, batch_first=True)  # [classes, images of the largest]
+    there = pad_sequence([torch.ones_like(m, dtype=torch.bool) for m in members], batch_first=True)
+    order = index.take_along_dim(herd(vectors[index], max(quotas), there), 1)
+    return [images[p[: min(quota, len(m))]] for p, quota, m in zip(order, quotas, members, strict=True)]
 
 
 def herd(vectors: Tensor, count: int, there: Tensor | None = None) -> Tensor:

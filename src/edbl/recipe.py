@@ -55,7 +55,7 @@ class StreamSettings:
 class NetSettings:
     """Which network."""
 
-    backbone: str = option("resnet32", "resnet32, resnet18, small or mlp")
+    backbone: str = option("resnet32", "resnet32, resnet18, small, mlp or given")
 
 
 @dataclass(frozen=True)

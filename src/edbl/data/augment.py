@@ -69,3 +69,16 @@ class Transform:
         # Advanced indices around the channel slice move it last: [n, height, width, c].
         picked = x[images, :, rows.unsqueeze(2), columns.unsqueeze(1)]
         return picked.permute(0, 3, 1, 2)
+
+
+class Views:
+    """Each image as several vectors, ``[n, views, d]``: features of the image itself, then of changed copies."""
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return the vectors of the images themselves."""
+        return x[:, 0].float()
+
+    def augment(self, x: Tensor, generator: Generator) -> Tensor:
+        """Return one vector of each image, at random."""
+        images = torch.arange(len(x), device=x.device)
+        return x[images, torch.randint(x.shape[1], (len(x),), generator=generator, device=x.device)].float()

@@ -22,16 +22,12 @@ class Task:
     train: Images  # images of the new classes only
     test: Images  # test images of all seen classes
     stream_train: Images  # the whole stream's training images: for the upper bound alone, through `joint`
+    before: int = 0  # number of training images of earlier tasks
 
     @property
     def seen(self) -> int:
         """Number of classes seen so far, the new ones included."""
         return self.old + self.new
-
-    @property
-    def before(self) -> int:
-        """Number of training images of earlier tasks."""
-        return int((self.stream_train.y < self.old).sum())
 
     def joint(self) -> Images:
         """Return the training images of all seen classes, which only an upper bound may use."""
@@ -69,6 +65,7 @@ class Stream(Sequence[Task]):
             train=self._train.of(range(old, old + new)),
             test=self._test.of(range(old + new)),
             stream_train=self._train,
+            before=int((self._train.y < old).sum()),
         )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.memory import Memory
 from edbl.methods.base import Method
@@ -16,7 +16,7 @@ PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough 
 
 
 @torch.no_grad()
-def outputs(net: Net, images: Images, transform: Transform) -> Output:
+def outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
     """Return the net's output for all images, in evaluation mode."""
     net.eval()
     size = images.x[0, 0].numel() if images.x.ndim == 4 else images.x.shape[1]
@@ -40,10 +40,14 @@ def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: boo
 
 def nearest(means: Tensor, features: Tensor) -> Tensor:
     """Return the class whose mean is nearest to each normalised feature (nearest mean of exemplars)."""
+    return distances(means, features).argmin(1)
+
+
+def distances(means: Tensor, features: Tensor) -> Tensor:
+    """Return the squared distance of each normalised feature to each mean, ``[n, seen]``; infinite without a mean."""
     there = means.isfinite().all(1)
     means = means.where(there.unsqueeze(1), 0.0)
-    distance = means.square().sum(1) - 2 * F.normalize(features) @ means.T
-    return distance.where(there, torch.inf).argmin(1)
+    return (1 + means.square().sum(1) - 2 * F.normalize(features) @ means.T).where(there, torch.inf)
 
 
 def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:
@@ -51,7 +55,7 @@ def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:
     return torch.bincount(truth * seen + predicted, minlength=seen * seen).view(seen, seen)
 
 
-def evaluate(method: Method, test: Images, transform: Transform, flips: bool) -> dict[str, Tensor]:
+def evaluate(method: Method, test: Images, transform: Transform | Views, flips: bool) -> dict[str, Tensor]:
     """Return the confusion matrices of the CNN and the nearest-mean read-out over all seen classes."""
     output = outputs(method.net, test, transform)
     seen = output.logits.shape[1]

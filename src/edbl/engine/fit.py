@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
 from edbl.errors import EdblError
@@ -28,7 +28,7 @@ class State:
 class Loop:
     """The training loop, with what all phases of a run share."""
 
-    transform: Transform
+    transform: Transform | Views
     seeds: Seeds
     progress: Progress
     bf16: bool

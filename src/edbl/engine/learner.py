@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Generator, Tensor
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.checkpoint import Checkpoints, Saved
@@ -33,7 +33,7 @@ class Learner:
         self,
         recipe: Recipe,
         shape: Sequence[int],
-        transform: Transform,
+        transform: Transform | Views,
         device: torch.device,
         progress: Progress,
         make: Callable[[Generator], Backbone] | None = None,
@@ -98,7 +98,7 @@ class Learner:
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         try:
             for number, phase in enumerate(self.method.phases(task)):
-                losses[phase.name] = self._train(task, number, phase, timings, checkpoints)
+                losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
         except torch.OutOfMemoryError as error:
             hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
             raise EdblError(hint) from error
@@ -107,7 +107,7 @@ class Learner:
             self.method.end(task)
         return timings, losses
 
-    def _train(
+    def train(
         self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints
     ) -> list[float]:
         """Train a phase from where its newest checkpoint left it, and return the mean loss of each of its epochs."""

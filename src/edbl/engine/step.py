@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import torch
 from torch import Generator, Tensor
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.mixing import Batch
 from edbl.methods.base import Phase
 
@@ -23,7 +23,7 @@ class Step:
         self,
         phase: Phase,
         classes: int,
-        transform: Transform,
+        transform: Transform | Views,
         generator: Generator,
         *,
         bf16: bool,

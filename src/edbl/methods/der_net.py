@@ -12,6 +12,7 @@ from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
+from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.wa import alignment
@@ -59,6 +60,10 @@ class ExpandingNet(Net):
             self.head.grow(size, generator)
         self.head.weight.data[:, :width] = before.weight.data
         self.head.bias.data.copy_(before.bias.data)
+
+    def remove(self, number: int) -> None:
+        """Refuse: a class's features would stay."""
+        raise EdblError("der-net cannot forget a class: the backbone that was made for it would stay")
 
     def restart(self, generator: Generator) -> None:
         """Forget everything learnt: one backbone is left, and the head has no class."""

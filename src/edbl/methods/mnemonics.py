@@ -40,7 +40,6 @@ class Mnemonics(RKD):
         "schedule.milestones": (80, 120),
         "optim.weight_decay": 5e-4,
         "options.transfer": "scale",
-        "options.exemplar_batch": 128,
         "options.exemplars.epochs": 1,
         "options.exemplars.lr": 1e-5,
     }
@@ -56,8 +55,7 @@ class Mnemonics(RKD):
         )
         inner_lr: float = option(0.1, "learning rate of that step", least=0)
         adjust_old: bool = option(True, "learn the pixels of old exemplars too, each half judged by the other")
-        exemplar_batch: int = option(1024, "images that judge the exemplars in a step", least=2)
-        exemplars: Schedule = Schedule(epochs=20, lr=1.0, milestones=())
+        exemplars: Schedule = Schedule(epochs=5, lr=1.0, milestones=())
 
     config: Config
 
@@ -128,7 +126,7 @@ class Mnemonics(RKD):
 
         self.net.register_parameter("exemplars", pixels)
         optim = replace(self.optim, weight_decay=0.0, warmup=0)
-        draw = Draw(data, Uniform(len(data), self.config.exemplar_batch))
+        draw = Draw(data, Uniform(len(data), self.optim.batch))
         yield Phase(name, draw, self.config.exemplars, loss, [pixels], optim, train_mode=False)
         del self.net.exemplars
         return self.stored(pixels.detach(), learnt.x)

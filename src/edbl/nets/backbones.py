@@ -122,7 +122,21 @@ class MLP(nn.Module):
         return x
 
 
-Backbone = ResNet | MLP
+class Given(nn.Module):
+    """Vectors that are features already, such as those of a frozen network."""
+
+    ends = ()
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+        """Return the vectors."""
+        return x.flatten(1)
+
+
+Backbone = ResNet | MLP | Given
 
 
 def _inputs(shape: Sequence[int]) -> int:
@@ -134,6 +148,7 @@ BACKBONES: dict[str, Callable[[Sequence[int], bool], Backbone]] = {
     "resnet18": lambda shape, relu: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu),
     "small": lambda shape, relu: ResNet(shape[0], (16, 32), blocks=1, project=False, last_relu=relu),
     "mlp": lambda shape, relu: MLP(_inputs(shape), last_relu=relu),
+    "given": lambda shape, relu: Given(_inputs(shape)),
 }
 
 

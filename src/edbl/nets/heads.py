@@ -37,6 +37,18 @@ class Head(nn.Module):
         self.weight = nn.Parameter(self.weight.detach()[:0])
         self.sizes = []
 
+    def remove(self, number: int) -> None:
+        """Remove a class; the others keep their values and move up."""
+        kept = torch.arange(self.classes * self.rows, device=self.weight.device) // self.rows != number
+        self._keep(kept)
+        ends = torch.tensor(self.sizes).cumsum(0)
+        task = int(torch.searchsorted(ends, number, right=True))
+        self.sizes = [size - (k == task) for k, size in enumerate(self.sizes) if size > (k == task)]
+
+    def _keep(self, kept: Tensor) -> None:
+        """Keep some of the rows."""
+        self.weight = nn.Parameter(self.weight.detach()[kept])
+
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
         raise NotImplementedError
@@ -60,6 +72,10 @@ class LinearHead(Head):
         """Remove all classes."""
         super().clear()
         self.bias = nn.Parameter(self.bias.detach()[:0])
+
+    def _keep(self, kept: Tensor) -> None:
+        super()._keep(kept)
+        self.bias = nn.Parameter(self.bias.detach()[kept])
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
@@ -112,6 +128,19 @@ class FrozenHead(Head):
         super().clear()
         self.old = nn.Parameter(self.old.detach()[:0], requires_grad=False)
         self.scale.data.fill_(1)
+
+    def remove(self, number: int) -> None:
+        """Remove a class; ``weight`` holds the rows of what is the newest task then."""
+        super().remove(number)
+        rows = torch.cat([self.old.detach(), self.weight.detach()])
+        newest = self.sizes[-1] * self.rows if self.sizes else 0
+        self.old = nn.Parameter(rows[: len(rows) - newest], requires_grad=False)
+        self.weight = nn.Parameter(rows[len(rows) - newest :])
+
+    def _keep(self, kept: Tensor) -> None:
+        old = len(self.old)
+        self.old = nn.Parameter(self.old.detach()[kept[:old]], requires_grad=False)
+        super()._keep(kept[old:])
 
     def imprint(self, rows: Tensor) -> None:
         """Let the rows of the newest classes point along ``rows``, as long as the old ones are in the mean."""

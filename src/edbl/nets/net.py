@@ -39,6 +39,10 @@ class Net(nn.Module):
         """Add ``new`` classes, those of a task."""
         self.head.grow(new, generator)
 
+    def remove(self, number: int) -> None:
+        """Forget a class; those after it move up."""
+        self.head.remove(number)
+
     def restart(self, generator: Generator) -> None:
         """Forget everything learnt; the head has no class again."""
         initialise(self.backbone, generator)

@@ -1,0 +1,129 @@
+"""A model that keeps learning: names of classes, a learner, and what it remembers."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor
+
+from edbl.data.augment import Transform, Views
+from edbl.data.images import Images
+from edbl.data.stream import Task
+from edbl.engine import environment
+from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.evaluate import class_means, distances, outputs
+from edbl.engine.learner import Learner
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError, unknown
+from edbl.memory import Memory
+from edbl.methods.base import Method
+from edbl.nets.backbones import Backbone
+from edbl.recipe import Recipe
+
+
+class Model:
+    """Classes by name, learnt in increments. What it learns from is ``x``, as its transform takes it, and names."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        shape: Sequence[int],
+        transform: Transform | Views,
+        *,
+        progress: Progress | None = None,
+        make: Callable[[Generator], Backbone] | None = None,
+    ) -> None:
+        device = environment.pick_device(recipe.device)
+        self.learner = Learner(recipe, shape, transform, device, progress or Progress(), make)
+        if self.method.keeps == "all images":
+            raise EdblError(f"{recipe.method} keeps all images ever seen, which a model does not; use another method")
+        self.names: list[str] = []
+        self.increments = 0
+        self.seen_images = 0  # in training, ever
+
+    @property
+    def method(self) -> Method:
+        """The method that it learns by."""
+        return self.learner.method
+
+    @property
+    def memory(self) -> Memory:
+        """A few images of each class."""
+        return self.learner.memory
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many classes each increment brought that are still there."""
+        return self.learner.net.head.sizes
+
+    def learn(self, x: Tensor, names: Sequence[str], checkpoints: Path | None = None) -> None:
+        """Learn from images and the name of each one's class: new classes, and more of those already known.
+
+        With a folder for ``checkpoints``, the same call after a crash goes on from the last one.
+        """
+        new = [name for name in dict.fromkeys(names) if name not in set(self.names)]
+        known = len(self.names)
+        self.names += new
+        number = {name: k for k, name in enumerate(self.names)}
+        images = Images(x, torch.tensor([number[name] for name in names])).to(self.learner.device)
+        more, train = images.of(range(known)), images.of(range(known, len(self.names)))
+        self._remember(more)
+        with tempfile.TemporaryDirectory() as folder:
+            saved = Checkpoints(checkpoints or Path(folder))
+            if new:
+                task = Task(self.increments, known, len(new), train, train, train, self.seen_images)
+                self.learner.learn(task, saved)
+            else:
+                self._refresh(saved)
+        self.memory.choose_again(set(more.y.tolist()), self.learner.features)
+        self.seen_images += len(images)
+        self.increments += 1
+
+    def _remember(self, more: Images) -> None:
+        """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""
+        classes = self.memory.classes
+        self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(classes)]
+
+    def _refresh(self, checkpoints: Checkpoints) -> None:
+        """Learn known classes again, from the memory, as if they were those of a first task."""
+        images = self.memory.images
+        task = Task(self.increments, 0, len(self.names), images, images, images, self.seen_images)
+        self.method.teacher = None
+        self.learner.train(task, 0, next(self.method.phases(task)), {}, checkpoints)
+
+    @torch.no_grad()
+    def probabilities(self, x: Tensor) -> Tensor:
+        """Return the probability of each class by the net's own read-out, ``[n, classes]``."""
+        output = outputs(self.learner.net, self._images(x), self.learner.transform)
+        return self.method.scores(output).softmax(1).cpu()
+
+    @torch.no_grad()
+    def nearness(self, x: Tensor) -> Tensor:
+        """Return minus the squared distance to each class's mean of exemplars, ``[n, classes]``."""
+        features = self.learner.features(self._images(x))
+        means = class_means(self.memory, self.learner.features, self.learner.recipe.evaluation.nme_flips)
+        return -distances(means, features).cpu()
+
+    def _images(self, x: Tensor) -> Images:
+        return Images(x, torch.zeros(len(x), dtype=torch.int64)).to(self.learner.device)
+
+    def forget(self, name: str) -> None:
+        """Remove a class, its exemplars included."""
+        if name not in self.names:
+            raise unknown("class", name, self.names)
+        if len(self.names) == 1:
+            raise EdblError(f"'{name}' is the only class of the model; delete the model instead")
+        number = self.names.index(name)
+        self.learner.net.remove(number)
+        self.memory.remove(number)
+        self.names.remove(name)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return net and memory."""
+        return self.learner.tensors()
+
+    def load(self, tensors: dict[str, Tensor], names: Sequence[str], sizes: Sequence[int]) -> None:
+        """Take over net and memory as `tensors` gave them, with names and sizes."""
+        self.learner.load(Saved(tensors, {}), sizes)
+        self.names = list(names)
