@@ -27,7 +27,8 @@ LAYERS = {
     "presets": ["config", "schedule"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
     "records": ["errors", "files", "metrics"],
-    "report": ["errors", "files", "metrics", "records"],
+    "experiments": ["errors", "recipe"],
+    "report": ["errors", "files", "metrics", "records", "experiments", "recipe"],
     "demo": ["config", "methods", "recipe"],
 }
 

@@ -14,7 +14,7 @@ from edbl.data.mixing import Batch, PairMixup, Ratio, ResamplingMixup, VanillaMi
 from edbl.data.samplers import OldNew, Pairs, Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
-from edbl.methods import find_method, methods
+from edbl.methods import find_method
 from edbl.methods.balancing import Balancing
 from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.re_mkd import ReMKD, old_share
@@ -23,7 +23,7 @@ from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 
-METHODS = sorted({"finetune", "joint", "rkd", "vanilla-mkd", "re-mkd", "ib", "iib", "iib-kd", "edbl"})  # the paper's own
+METHODS = ["edbl", "finetune", "ib", "iib", "iib-kd", "joint", "re-mkd", "rkd", "vanilla-mkd"]  # the paper and bounds
 BALANCING = ("ib", "iib", "iib-kd", "edbl")
 MIXING = ("vanilla-mkd", "re-mkd", "edbl")
 TEACHING = ("rkd", "vanilla-mkd", "re-mkd", *BALANCING)

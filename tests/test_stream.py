@@ -3,8 +3,11 @@ import random
 import pytest
 import torch
 
+from edbl import Recipe
+from edbl.data.datasets import load
 from edbl.data.images import Dataset, Images
 from edbl.data.stream import Stream, class_order, even, find_classes, hold_out, task_sizes
+from edbl.engine.run import plan
 from edbl.errors import EdblError
 
 CPU = torch.device("cpu")
@@ -264,3 +267,15 @@ def test_images_of_counts_and_cat() -> None:
     assert ids(both) == ids(chosen) + ids(images)
     assert both.y.tolist() == chosen.y.tolist() + images.y.tolist()
     assert len(images.of([])) == 0
+
+
+def test_classes_that_no_task_names_never_arrive() -> None:
+    recipe = Recipe.build("rkd", "digits", **{"stream.protocol": "tasks", "stream.tasks": (("7", "1"), ("4",))})
+    dataset = load("digits")
+    order, sizes = plan(recipe.stream, dataset.classes)
+    stream = Stream(dataset, order, sizes, torch.device("cpu"))
+    assert (stream.classes, stream.sizes) == (("7", "1", "4"), (2, 1))
+    assert len(stream[1].test) == sum(int((dataset.test.y == k).sum()) for k in (1, 4, 7))
+    assert stream[1].train.y.unique().tolist() == [2]
+    assert stream[1].before == int(((dataset.train.y == 7) | (dataset.train.y == 1)).sum())
+    assert torch.equal(stream[1].train.x, dataset.train.of([4]).x)

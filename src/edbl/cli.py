@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
@@ -121,12 +123,18 @@ def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, da
     jobs = [Job(recipe, out / _name(recipe) if out else default_folder(recipe)) for recipe in recipes]
     if len({job.folder for job in jobs}) < len(jobs):
         raise EdblError("a method is named twice; each needs a folder of its own")
-    try:
+    with _many():
         run_many(jobs, min(workers or at_once(recipes[0].device), len(jobs)), console, data_dir)
+    _finish([job.folder for job in jobs], (out or Path("runs")) / "report.html")
+
+
+@contextmanager
+def _many() -> Iterator[None]:
+    try:
+        yield
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted; the same command goes on from the last checkpoints", highlight=False)
         raise typer.Exit(130) from None
-    _finish([job.folder for job in jobs], (out or Path("runs")) / "report.html")
 
 
 def _name(recipe: "Recipe") -> str:
@@ -203,6 +211,63 @@ def bench(
         numbers = f"{row['milliseconds']:.3f}", f"{row['images_per_second']:,.0f}", f"{row['of_bare']:.2f}"
         table.add_row(row["name"], *numbers)
     console.print(table)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="table1 to table5, fig2, fig3 or fig4.")],
+    seeds: Annotated[int, typer.Option(help="How many runs of each cell, with seeds from 0 on.", min=1)] = 1,
+    only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
+    data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
+    at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
+    runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Where the records of finished runs are kept.")] = Path("results"),
+    data_dir: DataDir = None,
+) -> None:
+    """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
+    from edbl.engine.many import Job, run_many
+    from edbl.engine.many import at_once as usual
+    from edbl.experiments import find_experiment, planned
+    from edbl.report import paper
+
+    experiment = find_experiment(name)
+    chosen = [word.strip() for word in only.split(",")] if only else []
+    for method in chosen:
+        if method not in {row.method for row in experiment.rows}:
+            raise unknown(f"method in {name}", method, sorted({row.method for row in experiment.rows}))
+    wanted = [p for p in planned(experiment, range(seeds), chosen) if data in (None, p.recipe.data.name)]
+    if not wanted:
+        raise EdblError(f"{name} has nothing on {data}")
+    missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
+    jobs = [Job(p.recipe, runs / p.folder) for p in missing]
+    if not resume:
+        for job in jobs:
+            shutil.rmtree(job.folder, ignore_errors=True)
+    if jobs:
+        workers = min(at_once or usual("auto"), len(jobs))
+
+        def done(job: Job) -> None:
+            paper.keep(job.folder, results / job.folder.relative_to(runs), experiment)
+
+        with _many():
+            run_many(jobs, workers, console, data_dir, done)
+    console.print(Markdown(paper.shown(experiment, results)))
+
+
+@app.command("results")
+def results_(
+    results: Annotated[Path, typer.Option(help="The folder of records.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="The page to write; figures go to a folder beside it.")] = Path(
+        "docs/results.md"
+    ),
+) -> None:
+    """Write the page of all tables and figures of the paper, from records."""
+    from edbl.files import write_atomic
+    from edbl.report import paper
+
+    write_atomic(out, paper.page(results, out.with_suffix("")).encode())
+    console.print(f"results: {out}", highlight=False, soft_wrap=True)
 
 
 @app.command("list")

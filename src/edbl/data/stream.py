@@ -38,12 +38,12 @@ class Stream(Sequence[Task]):
     """The tasks of a data set in a given class order and split."""
 
     def __init__(self, dataset: Dataset, order: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
-        arrival = torch.empty(len(order), dtype=torch.int64)
+        arrival = torch.full((len(dataset.classes),), -1)  # classes that never arrive
         arrival[torch.tensor(list(order))] = torch.arange(len(order))
         self.classes = tuple(dataset.classes[k] for k in order)
         self.sizes = tuple(sizes)
-        self._train = Images(dataset.train.x, arrival[dataset.train.y]).to(device)
-        self._test = Images(dataset.test.x, arrival[dataset.test.y]).to(device)
+        self._train = Images(dataset.train.x, arrival[dataset.train.y]).of(range(len(order))).to(device)
+        self._test = Images(dataset.test.x, arrival[dataset.test.y]).of(range(len(order))).to(device)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -106,11 +106,14 @@ def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
         if int(order) >= 2**32:
             raise EdblError(f"class order {order} is too large for a seed: at most {2**32 - 1}")
         return [int(k) for k in np.random.RandomState(int(order)).permutation(len(names))]
-    return find_classes(order, names)
+    found = find_classes(order, names)
+    if left := [name for k, name in enumerate(names) if k not in set(found)]:
+        raise EdblError(f"the class order leaves out {len(left)} of {len(names)} classes, '{left[0]}' first; name all")
+    return found
 
 
 def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the numbers of all classes, each given once by name or, where no name matches, by number."""
+    """Return the numbers of classes, each given once by name or, where no name matches, by number."""
     index = {name: k for k, name in enumerate(names)}
     found = []
     for word in wanted:
@@ -122,8 +125,6 @@ def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
             raise unknown("class", word, names)
     if twice := sorted({names[k] for k in found if found.count(k) > 1}):
         raise EdblError(f"the class order names '{twice[0]}' more than once")
-    if left := [name for k, name in enumerate(names) if k not in set(found)]:
-        raise EdblError(f"the class order leaves out {len(left)} of {len(names)} classes, '{left[0]}' first; name all")
     return found
 
 

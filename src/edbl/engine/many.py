@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from multiprocessing.sharedctypes import SynchronizedArray
@@ -76,9 +76,16 @@ def at_once(device: str) -> int:
     return 4 if environment.pick_device(device).type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
 
 
-def run_many(jobs: Sequence[Job], workers: int, console: Console, data_dir: Path | None = None) -> list[Record]:
+def run_many(
+    jobs: Sequence[Job],
+    workers: int,
+    console: Console,
+    data_dir: Path | None = None,
+    done: Callable[[Job], None] = lambda _: None,
+) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
+    ``done`` is called with each run as it ends well.
     A run that fails does not stop the others; that it failed is raised at the end.
     """
     for job in jobs:
@@ -102,6 +109,8 @@ def run_many(jobs: Sequence[Job], workers: int, console: Console, data_dir: Path
                 bars.update(bar, completed=shares[place])
             for future in ended:
                 folder, error = jobs_of[future].folder, future.exception()
+                if error is None:
+                    done(jobs_of[future])
                 console.print(f"{folder}: {error or 'done'}", highlight=False, soft_wrap=True)
                 if error is not None:
                     failed.append(folder.name)

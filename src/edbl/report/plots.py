@@ -47,6 +47,7 @@ CLASSES = (
 )
 HEAT = "#2F7FD0"
 INK = "#010203"  # replaced by currentColor in the finished SVG
+DARK = "#222222"  # of figures on white
 NAMED = 20  # class names are written up to this many classes
 NUMBERED = 12  # and numbers into the cells of a confusion matrix up to this many
 TSNE_POINTS = 1000
@@ -59,10 +60,20 @@ def accuracy_curves(groups: Sequence[Group]) -> str:
 
 def save_curves(groups: Sequence[Group], path: Path) -> None:
     """Write the accuracy curves, dark on white, to ``path``: an ``.svg`` or a ``.png`` file."""
+    _save(_curves_figure(groups, DARK), path)
+
+
+def save_tsne(
+    features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int], path: Path
+) -> None:
+    """Write the map of features, dark on white, to ``path``: an ``.svg`` or a ``.png`` file."""
+    _save(_tsne_figure(features, labels, classes, task_sizes, DARK), path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("svg", "png"):
         raise EdblError(f"cannot write a figure to '{path}': end its name in .svg or .png")
-    figure = _curves_figure(groups, "#222222")
     figure.patch.set(facecolor="white", alpha=1)
     write_atomic(path, _bytes(figure, kind))
 
@@ -98,19 +109,25 @@ def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence
 
 def tsne(features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int]) -> str:
     """Draw features in two dimensions: one colour per class, circles for old tasks, triangles for the newest."""
+    return _svg(_tsne_figure(features, labels, classes, task_sizes, INK))
+
+
+def _tsne_figure(
+    features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int], ink: str
+) -> Figure:
     keep = even_subset(labels, TSNE_POINTS)
     keep = keep[np.isfinite(features[keep].astype(np.float32)).all(axis=1)]
     points = _embed(features[keep].astype(np.float32))
     labels = labels[keep][: len(points)]
     old = sum(task_sizes[:-1])
-    figure, axes = _figure(4.6, 4.4, INK)
+    figure, axes = _figure(4.6, 4.4, ink)
     axes.set(xticks=[], yticks=[], aspect="equal")
     axes.set_box_aspect(1)
     axes.set_adjustable("datalim")
     axes.spines[:].set(visible=True)
     axes.grid(visible=False)
     if len(points) == 0:
-        axes.text(0.5, 0.5, "too few finite features", transform=axes.transAxes, ha="center", color=INK)
+        axes.text(0.5, 0.5, "too few finite features", transform=axes.transAxes, ha="center", color=ink)
     handles = []
     for label in np.unique(labels):
         style: dict[str, Any] = {"marker": "o" if label < old else "^", "color": _class_colour(label, len(classes))}
@@ -120,7 +137,7 @@ def tsne(features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], t
     if 0 < len(handles) <= NAMED:
         names = [_plain(classes[label]) for label in np.unique(labels)]
         _legend(axes, handles, names, columns=5 if max(map(len, names)) <= 6 else 3)
-    return _svg(figure)
+    return figure
 
 
 def timings(groups: Sequence[Group]) -> str:

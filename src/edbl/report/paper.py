@@ -1,0 +1,153 @@
+"""The paper's tables and figures, from records, beside what was printed."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from edbl import records
+from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
+from edbl.files import write_atomic
+from edbl.recipe import Recipe
+from edbl.records import Record
+from edbl.report import plots
+from edbl.report.tables import Stat, groups
+
+KEPT = (records.RECORD, records.CONFUSIONS, "recipe.toml")  # of a run, for the folder of results
+HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
+HEAD = """# Results
+
+Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
+standard deviation over seeds where there are several, with the number of seeds in brackets, then the paper's number in
+italics. `-` is not run yet, or not printed. The data sets are the real ones, the class order is that of seed 1993, all
+choices are those of preset `default`. *Quoted*: the paper took the number from elsewhere, so it is of another schedule,
+and maybe another class order. *Our reading*: no code or full text is public, so much had to be decided here.
+"""
+
+
+def keep(run: Path, results: Path, experiment: Experiment) -> None:
+    """Copy what is worth keeping of a run that is done."""
+    names = (*KEPT, records.FEATURES) if experiment.drawn == "tsne" else KEPT
+    results.mkdir(parents=True, exist_ok=True)
+    for name in sorted(names, key=lambda name: name == records.RECORD):  # the record last: it says that all is there
+        write_atomic(results / name, (run / name).read_bytes())
+
+
+def is_kept(folder: Path, recipe: Recipe) -> bool:
+    """Tell whether a run of this recipe is among the results."""
+    if not (folder / records.RECORD).is_file():
+        return False
+    run = records.read(folder)
+    return run.status == "done" and _same(run, recipe.values())
+
+
+def found(results: Path, column: Column, row: Row) -> list[Record]:
+    """Return the finished runs of a cell, by seed; those made by another recipe do not count."""
+    pattern = folder_of(column, row, seed=0).removesuffix("0")
+    folders = sorted(results.glob(f"{pattern}*/{records.RECORD}"), key=lambda path: (len(path.parts[-2]), path))
+    runs = [(path.parent, records.read(path.parent)) for path in folders]
+    return [run for folder, run in runs if is_kept(folder, recipe_of(column, row, run.seed))]
+
+
+def _same(run: Record, recipe: Mapping[str, object]) -> bool:
+    """Tell whether a run was made by a recipe, as far as what it learns goes; its version may know fewer keys."""
+    made = json.loads(json.dumps(recipe))
+    return all(made[key] == value for key, value in run.recipe.items() if key in made and key not in HOW)
+
+
+def table(experiment: Experiment, results: Path) -> str:
+    """Return an experiment as a Markdown table."""
+    lines = [
+        " | ".join(["| ", *(column.label for column in experiment.columns)]) + " |",
+        "|" + "---|" * (1 + len(experiment.columns)),
+    ]
+    for row in experiment.rows:
+        runs = [found(results, column, row) for column in experiment.columns]
+        label = row.label + (" (quoted)" if row.quoted else "")
+        if any(record.our_reading for own in runs for record in own):
+            label += " (our reading)"
+        cells = [
+            _cell(_numbers(own, row, experiment), len(own), printed)
+            for own, printed in zip(runs, row.printed, strict=True)
+        ]
+        lines.append(" | ".join([f"| {label}", *cells]) + " |")
+    return "\n".join(lines)
+
+
+def _numbers(runs: Sequence[Record], row: Row, experiment: Experiment) -> list[Stat]:
+    curves = [run.accuracy[row.readout] for run in runs]
+    if not curves:
+        return []
+    if experiment.number == "average":
+        return [Stat.of(sum(curve) / len(curve) for curve in curves)]
+    if experiment.number == "last":
+        return [Stat.of(curve[-1] for curve in curves)]
+    return [Stat.of(after) for after in zip(*curves, strict=True)]
+
+
+def _cell(ours: Sequence[Stat], n: int, printed: Sequence[float]) -> str:
+    mine = " ".join(stat.percent(sign="±") for stat in ours)
+    theirs = " ".join(f"{number:.1f}" for number in printed)
+    return (
+        (f"{mine} ({n})" if mine else "-") + ("<br>" if len(printed) > 1 else " ") + (f"*{theirs}*" if theirs else "-")
+    )
+
+
+def figure(experiment: Experiment, results: Path, folder: Path) -> list[str]:
+    """Draw an experiment, a file for each of its panels, and return their names."""
+    drawn = []
+    for column in experiment.columns:
+        draw: Callable[[Experiment, Column, Path, Path], list[str]] = _maps if experiment.drawn == "tsne" else _curves
+        drawn += draw(experiment, column, results, folder)
+    return drawn
+
+
+def _curves(experiment: Experiment, column: Column, results: Path, folder: Path) -> list[str]:
+    rows = {row.method: row for row in experiment.rows}.values()
+    runs = [run for row in rows for run in found(results, column, row)]
+    name = f"{experiment.name}-{column.name}.svg"
+    if runs:
+        plots.save_curves(groups(runs), folder / name)
+    return [name] if runs else []
+
+
+def _maps(experiment: Experiment, column: Column, results: Path, folder: Path) -> list[str]:
+    drawn = []
+    for row in experiment.rows:
+        for run in found(results, column, row)[:1]:
+            kept = records.read_features(results / folder_of(column, row, run.seed))
+            if kept:
+                drawn.append(f"{experiment.name}-{row.method}.svg")
+                plots.save_tsne(*kept, run.classes, run.task_sizes, folder / drawn[-1])
+    return drawn
+
+
+def shown(experiment: Experiment, results: Path) -> str:
+    """Return an experiment for the terminal."""
+    return f"## {experiment.title}\n\n{table(experiment, results)}\n\nours, then *printed*"
+
+
+def page(results: Path, figures: Path) -> str:
+    """Return the page of all tables and figures; figures are written to a folder beside it."""
+    figures.mkdir(parents=True, exist_ok=True)
+    parts = [HEAD]
+    for experiment in EXPERIMENTS.values():
+        parts.append(f"## {experiment.title}\n\n```console no-run\n$ edbl reproduce {experiment.name}\n```\n")
+        if experiment.drawn == "table":
+            parts.append(table(experiment, results) + "\n")
+        else:
+            names = figure(experiment, results, figures)
+            parts.append("\n".join(f"![{name}]({figures.name}/{name})" for name in names) or "Not run yet.")
+            parts[-1] += "\n"
+    parts.append("## Runs\n\n" + _runs(results) + "\n")
+    return "\n".join(parts)
+
+
+def _runs(results: Path) -> str:
+    """Return where each number comes from: the run, its device, commit, time, and the command that repeats it."""
+    lines = ["| run | device | commit | seconds | again |", "|---|---|---|---|---|"]
+    for path in sorted(results.glob(f"*/*/{records.RECORD}")):
+        record, name = records.read(path.parent), str(path.parent.relative_to(results))
+        again = f"edbl run --recipe results/{shlex.quote(name)}/recipe.toml"
+        lines.append(f"| `{name}` | {record.device} | {record.commit[:7]} | {sum(record.seconds):.0f} | `{again}` |")
+    return "\n".join(lines)

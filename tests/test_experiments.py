@@ -1,0 +1,140 @@
+"""The paper's tables and figures: what they take, what they show, and that the page in the docs is up to date."""
+
+from pathlib import Path
+
+import pytest
+
+from edbl import records
+from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
+from edbl.report import paper
+from tests.conftest import Cli
+
+ROOT = Path(__file__).parents[1]
+DIGITS = Column(
+    "digits, 2 phases",
+    "digits-2",
+    {
+        "data.name": "digits",
+        "preset": "quick",
+        "stream.phases": 2,
+        "net.backbone": "mlp",
+        "schedule.epochs": 1,
+        "schedule.milestones": (),
+    },
+)
+ROWS = (
+    Row("Baseline", "rkd", "cnn", ((0.5, 1.5),)),
+    Row("Remix-NME", "remix", "nme", ((),), quoted=True),
+    Row("Long", "rkd", "cnn", ((),), options={"options.temperature": 3.0}, tag="hot"),
+)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiments_are_whole(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    runs = planned(experiment, [0, 1])
+    assert len({run.folder for run in runs}) == len(runs)
+    assert {run.recipe.seed for run in runs} == {0, 1}
+    assert {run.recipe.method for run in runs} == {row.method for row in experiment.rows}
+    assert all(run.recipe.preset == "default" for run in runs)
+    if experiment.drawn == "table":
+        for row in experiment.rows:
+            assert len(row.printed) == len(experiment.columns)
+            assert all(1 < number < 100 for cell in row.printed for number in cell)
+
+
+def test_settings_are_the_papers() -> None:
+    found = {run.folder: run.recipe for name in EXPERIMENTS for run in planned(EXPERIMENTS[name], [0])}
+    base0 = found["cifar100-base0-5-total2000/edbl-seed0"]
+    assert (base0.memory, base0.stream.phases, base0.stream.order) == ("total=2000", 5, "1993")
+    assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
+    assert found["cifar100-base0-5-total200/icarl-seed0"].memory == "total=200"
+    assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3
+    long = found["cifar100-base0-5-total2000/rkd-250-epochs-seed0"]
+    assert long.schedule.epochs == 250
+
+
+def test_printed_numbers() -> None:
+    """A few cells against the paper's text, of each table."""
+    table = {name: {row.label: row.printed for row in EXPERIMENTS[name].rows} for name in EXPERIMENTS}
+    assert table["table1"]["EDBL-NME"] == ((66.65,), (64.73,), (50.99,), (49.97,))
+    assert table["table2"]["PODNet-CNN"] == ((), (76.27,), (), (66.72,), (57.88,))
+    assert table["table3"]["+ Re-MKD"][1] == pytest.approx((86.24, 76.1, 57.44, 58.82, 56.29))
+    assert table["table4"]["SSIL-NME"] == ((), (49.84,), (52.17,), (53.71,))
+    assert table["table5"]["alpha = 1e-05, CNN"] == ((63.09,), (50.18,))
+    assert table["table5"]["alpha = 0, NME"] == ((64.24,), (50.15,))
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {
+        "tiny": Experiment("tiny", "Tiny table", "phases", (DIGITS,), ROWS),
+        "curve": Experiment("curve", "Curves", "phases", (DIGITS,), ROWS[:1], "curves"),
+        "map": Experiment("map", "Maps", "last", (DIGITS,), ROWS[:1], "tsne"),
+    }
+    monkeypatch.setattr("edbl.experiments.EXPERIMENTS", made)
+    monkeypatch.setattr("edbl.report.paper.EXPERIMENTS", made)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli: Cli, tmp_path: Path) -> None:
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--at-once", 1]
+    first = cli("reproduce", "tiny", "--only", "rkd", "--seeds", 2, *places)
+    assert first.code == 0, first.err
+    kept = sorted(str(p.parent.relative_to(tmp_path / "results")) for p in (tmp_path / "results").rglob("record.json"))
+    assert kept == [f"digits-2/rkd{option}-seed{seed}" for option in ("-hot", "") for seed in (0, 1)]
+    plain = [records.read(tmp_path / "results" / name).accuracy["cnn"] for name in kept[2:]]
+    means = [f"{50 * (one + two):.1f}±" for one, two in zip(*plain, strict=True)]
+    assert "0.5 1.5" in first.out
+    assert "Remix-NME (quoted)" in first.out
+    assert all(mean in first.out for mean in means)
+    second = cli("reproduce", "tiny", *places)
+    assert second.code == 0, second.err
+    assert "remix-seed0: done" in second.out
+    assert "rkd-seed0: done" not in second.out, "what is there is not run again"
+    assert "(our reading)" in second.out
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_page_with_tables_curves_and_maps(cli: Cli, tmp_path: Path) -> None:
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    assert "Not run yet." in paper.page(tmp_path / "results", tmp_path / "none")
+    assert cli("reproduce", "map", *places).code == 0
+    done = cli("results", "--results", tmp_path / "results", "--out", tmp_path / "page.md")
+    assert done.code == 0, done.err
+    text = (tmp_path / "page.md").read_text()
+    for name in ("curve-digits-2.svg", "map-rkd.svg"):
+        assert f"(page/{name})" in text
+        assert (tmp_path / "page" / name).read_text().startswith("<?xml")
+    assert "| Baseline | " in text
+    assert "`edbl run --recipe results/digits-2/rkd-seed0/recipe.toml`" in text
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_record_of_another_recipe_does_not_count(cli: Cli, tmp_path: Path) -> None:
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    assert cli("reproduce", "curve", *places).code == 0
+    assert len(paper.found(tmp_path / "results", DIGITS, ROWS[0])) == 1
+    other = Column(DIGITS.label, DIGITS.name, {**DIGITS.settings, "memory": "total=30"})
+    assert paper.found(tmp_path / "results", other, ROWS[0]) == []
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table9"], "unknown table or figure 'table9'"),
+        (["tiny", "--only", "rkd,lwf"], "unknown method in tiny 'lwf'"),
+        (["tiny", "--data", "cifar10"], "tiny has nothing on cifar10"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], message: str, cli: Cli, tmp_path: Path) -> None:
+    done = cli("reproduce", *arguments, "--runs", tmp_path / "runs", "--results", tmp_path / "results")
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:
+    made = paper.page(ROOT / "results", tmp_path / "results")
+    assert made == (ROOT / "docs" / "results.md").read_text(), "run `edbl results`"
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").iterdir()}
