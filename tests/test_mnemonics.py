@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edbl import Recipe, resume, run
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.engine.fit import Loop, State
 from edbl.engine.progress import Progress
+from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.mnemonics import Mnemonics, Scale, class_means, cosines, unrolled
@@ -287,6 +288,7 @@ def test_learnt_exemplars_serve_better_than_herded_ones(level: str, backbone: st
         after = phase.loss(batch).item()  # of the images as they are kept, in whole levels
         assert after < before - 1e-3
         assert same(net, state_of(method.net)), "the net stands still"
+        assert all(p.grad is None for p in method.net.parameters() if p is not phase.params[0])
 
 
 def test_what_is_kept_is_what_was_judged() -> None:
@@ -341,6 +343,13 @@ def test_stored_undoes_normalise(shape: tuple[int, ...]) -> None:
     assert torch.equal(method.stored(TRANSFORM.normalise(x), x), x)
 
 
+def test_levels_are_rounded() -> None:
+    x, method = images_of([9, 9]).x, mnemonics()
+    level = TRANSFORM.normalise(torch.ones(1, *SHAPE)) - TRANSFORM.normalise(torch.zeros(1, *SHAPE))
+    for part in (0.4, -0.4):
+        assert torch.equal(method.stored(TRANSFORM.normalise(x) + part * level, x), x)
+
+
 def test_vectors() -> None:
     method = mnemonics("mlp", (6,), exemplars=Schedule(3, 0.5, ()))
     task = second_task(method, [6, 6], [40, 40], (6,))
@@ -351,6 +360,15 @@ def test_vectors() -> None:
     assert kept.x.dtype == torch.float32
     assert kept.x.shape == (24, 6)
     assert not torch.equal(kept.x[:12], before)
+
+
+def test_views_are_refused() -> None:
+    method = mnemonics("mlp", (6,))
+    method.normalise = Views().normalise
+    task = task_of(0, [4, 4], (6,))
+    views = Images(task.train.x.unsqueeze(1).expand(-1, 3, -1), task.train.y)
+    with pytest.raises(EdblError, match="several views"):
+        method.begin(replace(task, train=views), seeded())
 
 
 # The net.

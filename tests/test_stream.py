@@ -3,15 +3,15 @@ import random
 import pytest
 import torch
 
-from edbl import Recipe
 from edbl.data.datasets import load
 from edbl.data.images import Dataset, Images
 from edbl.data.stream import Stream, class_order, even, find_classes, hold_out, task_sizes
 from edbl.engine.run import plan
 from edbl.errors import EdblError
+from edbl.recipe import StreamSettings
 
 CPU = torch.device("cpu")
-# methods.md 1.5: the order of LUCIR, Mnemonics, PyCIL and FACIL on CIFAR-100.
+# The order of LUCIR, Mnemonics, PyCIL and FACIL on CIFAR-100.
 ORDER_1993 = [
     68, 56, 78, 8, 23, 84, 90, 65, 74, 76, 40, 89, 3, 92, 55, 9, 26, 80, 43, 38, 58, 70, 77, 1, 85, 19, 17, 50, 28, 53,
     13, 81, 45, 82, 6, 59, 83, 16, 15, 44, 91, 41, 72, 60, 79, 52, 20, 10, 31, 54, 37, 95, 14, 71, 96, 98, 97, 2, 64,
@@ -270,9 +270,8 @@ def test_images_of_counts_and_cat() -> None:
 
 
 def test_classes_that_no_task_names_never_arrive() -> None:
-    recipe = Recipe.build("rkd", "digits", **{"stream.protocol": "tasks", "stream.tasks": (("7", "1"), ("4",))})
     dataset = load("digits")
-    order, sizes = plan(recipe.stream, dataset.classes)
+    order, sizes = plan(StreamSettings(protocol="tasks", tasks=(("7", "1"), ("4",))), dataset.classes)
     stream = Stream(dataset, order, sizes, torch.device("cpu"))
     assert (stream.classes, stream.sizes) == (("7", "1", "4"), (2, 1))
     assert len(stream[1].test) == sum(int((dataset.test.y == k).sum()) for k in (1, 4, 7))

@@ -181,6 +181,20 @@ def test_first_task_is_plain() -> None:
     torch.testing.assert_close(method.loss(batch), expected)
 
 
+def test_learning_again_as_in_a_first_task_is_plain() -> None:
+    method = tpcil()
+    second_task(method, [6, 5, 7])
+    batch = batch_of(5)
+    plain = F.cross_entropy(method.net(batch.x).logits, batch.y)
+    assert not torch.isclose(method.loss(batch), plain)
+    (phase,) = method.phases(task_of(0, [4, 4, 4, 4, 4]))
+    torch.testing.assert_close(phase.loss(batch), plain)
+    restored = tpcil()  # with no task begun
+    restored.net.grow(5, seeded())
+    (phase,) = restored.phases(task_of(0, [4, 4, 4, 4, 4]))
+    assert phase.loss(batch).isfinite()
+
+
 @pytest.mark.parametrize(("backbone", "shape"), [("small", SHAPE), ("mlp", (6,))])
 def test_loss(backbone: str, shape: tuple[int, ...]) -> None:
     method = tpcil(backbone, shape, topology_weight=3.0, vertices=8)
@@ -221,6 +235,16 @@ def test_anchors_are_exemplars_each_but_once() -> None:
         assert int(method.edges.max()) < len(method.anchors)
         if most == 500:
             assert len(method.anchors) == 18
+
+
+def test_vertices_at_the_same_image_are_one() -> None:
+    method = tpcil(vertices=500)
+    method.begin(task_of(0, [4, 4]), seeded(1))
+    twice = torch.arange(8).repeat_interleave(2)
+    method.memory.replace(images_of([4, 4], 0, 2)[twice])
+    method.begin(task_of(2, [5, 5]), seeded(3))
+    assert method.anchors is not None
+    assert len(method.anchors) == len(method.anchors.unique(dim=0)) <= 8
 
 
 def test_graph_is_that_of_the_old_net_and_drawn_from_the_generator_alone() -> None:

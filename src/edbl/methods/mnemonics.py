@@ -15,6 +15,7 @@ from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
+from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Phase
 from edbl.methods.rkd import RKD
@@ -66,6 +67,10 @@ class Mnemonics(RKD):
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Imprint the new classes and, from the second task on, freeze the kernels up to a factor for each."""
+        if self.normalise(task.train.x[:1]).shape != task.train.x[:1].shape:
+            raise EdblError(
+                "mnemonics learns images, and cannot where several views stand for each; use another method"
+            )
         super().begin(task, generator)
         if not task.old:
             return
@@ -117,12 +122,13 @@ class Mnemonics(RKD):
         def loss(batch: Batch) -> Tensor:
             kept = self.normalise(self.stored(pixels.detach(), learnt.x))
             # The images as they will be kept; gradients pass the rounding by. Watched, a net uses no fused kernels.
-            features = judge(pixels + (kept - pixels).detach(), lambda _, z: z)
-            seen = judge(batch.x)
-            if self.config.level == "unrolled":
-                after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
-                return cross_entropy(scale * cosines(seen, after), batch.y).mean()
-            return cross_entropy(cosines(seen, class_means(features, learnt.y, means)), batch.y).mean()
+            features, seen = judge(pixels + (kept - pixels).detach(), lambda _, z: z), judge(batch.x)
+            with torch.autocast(seen.device.type, enabled=False):  # bf16 keeps 8 bits of a cosine
+                features, seen = features.float(), seen.float()
+                if self.config.level == "unrolled":
+                    after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
+                    return cross_entropy(scale * cosines(seen, after), batch.y).mean()
+                return cross_entropy(cosines(seen, class_means(features, learnt.y, means)), batch.y).mean()
 
         self.net.register_parameter("exemplars", pixels)
         optim = replace(self.optim, weight_decay=0.0, warmup=0)

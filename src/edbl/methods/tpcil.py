@@ -1,6 +1,6 @@
 """TPCIL: the topology of the feature space is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
-from edbl.methods.base import Method
+from edbl.methods.base import Method, Phase
 from edbl.nets.heads import CosineHead
 
 ROUNDS = 20  # of the neural gas
@@ -46,10 +46,12 @@ class TPCIL(Method):
         vertices: int = option(128, "most vertices of the graph, each with an image that every step shows", least=2)
 
     config: Config
+    anchors: Tensor | None = None  # images of the vertices, as the net takes them
+    edges: Tensor  # [edges, 2]
+    before: Tensor  # their similarities under the old net
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Make the graph of the old classes, then let the head grow."""
-        self.anchors: Tensor | None = None
         if task.old:
             images = self.memory.images
             points = F.normalize(self.features(images))
@@ -59,6 +61,11 @@ class TPCIL(Method):
             self.edges = hebbian_edges(points, points[chosen])
             self.before = similarities(points[chosen], self.edges)
         super().begin(task, generator)
+
+    def phases(self, task: Task) -> Iterator[Phase]:
+        """Yield one phase; a first task has no graph to keep, even where another came before it."""
+        self.anchors = self.anchors if task.old else None
+        yield from super().phases(task)
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross-entropy plus lambda times the topology-preserving loss; in the first task the former alone."""
@@ -96,7 +103,7 @@ def hebbian_edges(points: Tensor, vertices: Tensor) -> Tensor:
 
 def similarities(features: Tensor, edges: Tensor) -> Tensor:
     """Return the cosine of the features at both ends of each edge, ``[edges]``."""
-    unit = F.normalize(features)
+    unit = F.normalize(features.float())  # bf16 keeps 8 bits of a cosine
     return (unit[edges[:, 0]] * unit[edges[:, -1]]).sum(1)
 
 
