@@ -27,8 +27,9 @@ LAYERS = {
     "presets": ["config", "schedule"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
     "records": ["errors", "files", "metrics"],
-    "experiments": ["errors", "recipe"],
-    "report": ["errors", "files", "metrics", "records", "experiments", "recipe"],
+    "experiments": ["recipe"],
+    "calibration": ["experiments"],
+    "report": ["errors", "files", "metrics", "records", "experiments", "calibration", "recipe"],
     "demo": ["config", "methods", "recipe"],
 }
 

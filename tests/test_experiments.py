@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from edbl import records
+from edbl import EdblError, records
+from edbl.calibration import BASE, EDBL
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
 from edbl.report import paper
 from tests.conftest import Cli
@@ -32,7 +33,7 @@ ROWS = (
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_experiments_are_whole(name: str) -> None:
     experiment = EXPERIMENTS[name]
-    runs = planned(experiment, [0, 1])
+    runs = planned([experiment], [0, 1])
     assert len({run.folder for run in runs}) == len(runs)
     assert {run.recipe.seed for run in runs} == {0, 1}
     assert {run.recipe.method for run in runs} == {row.method for row in experiment.rows}
@@ -44,7 +45,7 @@ def test_experiments_are_whole(name: str) -> None:
 
 
 def test_settings_are_the_papers() -> None:
-    found = {run.folder: run.recipe for name in EXPERIMENTS for run in planned(EXPERIMENTS[name], [0])}
+    found = {run.folder: run.recipe for name in EXPERIMENTS for run in planned([EXPERIMENTS[name]], [0])}
     base0 = found["cifar100-base0-5-total2000/edbl-seed0"]
     assert (base0.memory, base0.stream.phases, base0.stream.order) == ("total=2000", 5, "1993")
     assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
@@ -52,6 +53,19 @@ def test_settings_are_the_papers() -> None:
     assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3
     long = found["cifar100-base0-5-total2000/rkd-250-epochs-seed0"]
     assert long.schedule.epochs == 250
+
+
+def test_questions_of_the_calibration() -> None:
+    runs = {run.folder: run.recipe for run in planned(paper.find("calibration"), [0])}
+    assert all(recipe.data.holdout == 0.1 for recipe in runs.values()), "never on test images"
+    assert runs["calibration/edbl-counts-raw-gamma-30.0-seed0"].values()["options.counts"] == "raw"
+    assert "calibration/edbl-base-seed0" in runs
+    for name, recipe in runs.items():
+        pinned = {**BASE, **(EDBL if recipe.method == "edbl" else {})}
+        same = [key for key, value in pinned.items() if recipe.values()[key] == value]
+        assert len(same) >= len(pinned) - 3, name
+    with pytest.raises(EdblError, match="did you mean 'calibration'"):
+        paper.find("calibratio")
 
 
 def test_printed_numbers() -> None:
@@ -137,4 +151,5 @@ def test_mistakes_are_explained(arguments: list[str], message: str, cli: Cli, tm
 def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:
     made = paper.page(ROOT / "results", tmp_path / "results")
     assert made == (ROOT / "docs" / "results.md").read_text(), "run `edbl results`"
+    assert paper.calibration_page(ROOT / "results") == (ROOT / "docs" / "calibration.md").read_text()
     assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").iterdir()}

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from edbl.errors import unknown
 from edbl.recipe import Recipe
 
 Cell = tuple[float, ...]  # one number, or one for each phase, or none
@@ -189,13 +188,6 @@ EXPERIMENTS = {
 }
 
 
-def find_experiment(name: str) -> Experiment:
-    """Return the table or figure of that name."""
-    if name not in EXPERIMENTS:
-        raise unknown("table or figure", name, EXPERIMENTS)
-    return EXPERIMENTS[name]
-
-
 def folder_of(column: Column, row: Row, seed: int) -> str:
     """Return where the run of a cell lies below the results."""
     return f"{column.name}/{row.name}-seed{seed}"
@@ -206,13 +198,13 @@ def recipe_of(column: Column, row: Row, seed: int) -> Recipe:
     return Recipe.of({"method": row.method, "seed": seed, **column.settings, **row.options})
 
 
-def planned(experiment: Experiment, seeds: Sequence[int], methods: Sequence[str] = ()) -> list[Planned]:
-    """Return the runs behind an experiment, each once, the first seed of all first; ``methods`` picks rows."""
+def planned(experiments: Sequence[Experiment], seeds: Sequence[int], methods: Sequence[str] = ()) -> list[Planned]:
+    """Return the runs behind experiments, each once, the first seed of all first; ``methods`` picks rows."""
+    cells = [(c, row) for experiment in experiments for c in experiment.columns for row in experiment.rows]
     found: dict[str, Planned] = {}
     for seed in seeds:
-        for column in experiment.columns:
-            for row in experiment.rows:
-                if not methods or row.method in methods:
-                    folder = folder_of(column, row, seed)
-                    found.setdefault(folder, Planned(folder, recipe_of(column, row, seed)))
+        for column, row in cells:
+            if not methods or row.method in methods:
+                folder = folder_of(column, row, seed)
+                found.setdefault(folder, Planned(folder, recipe_of(column, row, seed)))
     return list(found.values())

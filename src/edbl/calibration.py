@@ -1,0 +1,130 @@
+"""What the paper leaves open, settled by experiment on training images that are held out.
+
+CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars, a tenth of the training images held out by seed, a fifth of the
+printed schedule. A question is asked with the answers to those before it; everything that preset `default` may change
+is written out, so that records stay comparable.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from edbl.experiments import Column, Experiment, Row
+
+READOUTS: tuple[Literal["cnn", "nme"], ...] = ("cnn", "nme")
+
+BASE: Mapping[str, object] = {
+    "data.name": "cifar100",
+    "data.holdout": 0.1,
+    "stream.protocol": "base0",
+    "stream.phases": 5,
+    "stream.order": "1993",
+    "memory": "total=2000",
+    "schedule.epochs": 30,
+    "schedule.milestones": (12, 20, 26),
+    "schedule.lr": 0.1,
+    "optim.batch": 128,
+    "optim.weight_decay": 2e-4,
+    "optim.nesterov": True,
+    "optim.warmup": 5,
+    "options.temperature": 2.0,
+    "options.kd_weight": 1.0,
+    "options.kd_scale": "t2",
+}
+EDBL: Mapping[str, object] = {
+    "options.balance.epochs": 20,
+    "options.balance.milestones": (6, 12, 16),
+    "options.balance.lr": 0.01,
+    "options.balance_kd_weight": 1.0,
+    "options.gamma": 300.0,
+    "options.alpha": 5e-6,
+    "options.counts": "effective",
+    "options.weight_sum": "classes",
+    "options.detach": True,
+    "options.reading": "batch",
+    "options.max_rounds": 16,
+    "options.ratio_per": "pass",
+    "options.first_task": "mixup",
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """Something open, and its possible answers: each a name and the values that it stands for."""
+
+    text: str
+    method: str
+    answers: Mapping[str, Mapping[str, object]]
+    decision: str = ""  # once it is made, and why
+
+
+QUESTIONS = (
+    Question(
+        "Weight decay, Nesterov momentum, warm-up (A16)",
+        "rkd",
+        {
+            "2e-4": {},
+            "5e-4": {"optim.weight_decay": 5e-4},
+            "1e-3": {"optim.weight_decay": 1e-3},
+            "5e-4, plain momentum": {"optim.weight_decay": 5e-4, "optim.nesterov": False},
+            "5e-4, no warm-up": {"optim.weight_decay": 5e-4, "optim.warmup": 0},
+        },
+    ),
+    Question(
+        "Class counts in lambda_k and gamma (A5, A6)",
+        "edbl",
+        {
+            "raw, gamma 300": {"options.counts": "raw"},
+            "effective, gamma 300": {},
+            "effective, gamma 100": {"options.gamma": 100.0},
+            "effective, gamma 30": {"options.gamma": 30.0},
+            "raw, gamma 30": {"options.counts": "raw", "options.gamma": 30.0},
+        },
+    ),
+    Question(
+        'Reading of "N/2 times" and its cap (A2)',
+        "edbl",
+        {
+            "within each batch, at most 16": {},
+            "within each batch, at most 6": {"options.max_rounds": 6},
+            "within each batch, at most 3": {"options.max_rounds": 3},
+            "over the epoch": {"options.reading": "epoch"},
+            "old and new once together": {"options.reading": "concat"},
+        },
+    ),
+    Question(
+        "Distillation: weight and temperature (A4)",
+        "edbl",
+        {
+            "weight 1": {},
+            "weight 2": {"options.kd_weight": 2.0, "options.balance_kd_weight": 2.0},
+            "weight 0.5": {"options.kd_weight": 0.5, "options.balance_kd_weight": 0.5},
+            "temperature 4, weight 0.25": {
+                "options.temperature": 4.0,
+                "options.kd_weight": 0.25,
+                "options.balance_kd_weight": 0.25,
+            },
+        },
+    ),
+    Question(
+        "One ratio per pass or per sample (A3)", "edbl", {"per pass": {}, "per sample": {"options.ratio_per": "sample"}}
+    ),
+    Question("Gradient through the factor (A10)", "edbl", {"detached": {}, "attached": {"options.detach": False}}),
+)
+
+
+def experiment(question: Question) -> Experiment:
+    """Return a question as an experiment whose rows are its answers, by both read-outs."""
+    settings = {**BASE, **(EDBL if question.method == "edbl" else {})}
+    column = Column("accuracy, %", "calibration", settings)
+    rows = [
+        Row(f"{answer}, {readout.upper()}", question.method, readout, ((),), options=values, tag=_tag(values))
+        for answer, values in question.answers.items()
+        for readout in READOUTS
+    ]
+    return Experiment("calibration", question.text, "average", (column,), tuple(rows))
+
+
+def _tag(values: Mapping[str, object]) -> str:
+    """Return a folder's name for an answer; answers that mean the same share their runs."""
+    return "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in values.items()) or "base"
