@@ -1,6 +1,7 @@
 """ER: half a batch from a reservoir, half of it new."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def memory_after(seed: int, budget: int = 12) -> Images:
     method = make("er", budget=Budget("total", budget))
     method.net.grow(2, seeded())
     method.memory.replace(images_of([6, 6]))
-    task = task_of(2, [9, 9])
+    task = replace(task_of(2, [9, 9]), before=12)
     method.begin(task, seeded(seed))
     method.end(task)
     return method.memory.images
