@@ -69,6 +69,17 @@ def test_methods_and_losses_never_wait_for_the_device(path: Path) -> None:
     assert not re.search(r"\.(item|cpu|tolist|numpy|nonzero)\(", path.read_text())
 
 
+# Published weights come as a pickle. They are read in one place, as tensors only and once their checksum is right.
+UNPICKLES = {"app/extractor.py": "torch.load(io.BytesIO(data), weights_only=True)"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_nothing_is_unpickled(path: Path) -> None:
-    assert not re.search(r"import pickle|(?<!safetensors\.)torch\.load|allow_pickle=True", path.read_text())
+    text = path.read_text()
+    allowed = UNPICKLES.get(path.relative_to(ROOT).as_posix())
+    if allowed:
+        before, call, after = text.partition(allowed)
+        assert before.rpartition("\ndef ")[2].count("if found != SHA256:\n        raise") == 1  # in the same function
+        assert call
+        text = before + after
+    assert not re.search(r"import pickle|(?<!safetensors\.)torch\.load|allow_pickle=True", text)

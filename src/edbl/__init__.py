@@ -4,15 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from edbl.app.estimator import EDBLClassifier
     from edbl.engine.run import resume, run
     from edbl.errors import EdblError
     from edbl.recipe import Recipe
     from edbl.records import Record
 
 __version__ = "0.1.0"
-__all__ = ["EdblError", "Recipe", "Record", "__version__", "resume", "run"]
+__all__ = ["EDBLClassifier", "EdblError", "Recipe", "Record", "__version__", "resume", "run"]
 
 _HOMES = {
+    "EDBLClassifier": "edbl.app.estimator",
     "EdblError": "edbl.errors",
     "Recipe": "edbl.recipe",
     "Record": "edbl.records",

@@ -32,6 +32,7 @@ console = Console()
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
 ]
+Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute; auto takes a GPU if any.")]
 
 
 def main() -> None:
@@ -183,6 +184,149 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
 
 
 @app.command()
+def learn(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it does not exist.")],
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Photos to learn, in FOLDER/CLASS/. None: go on."),
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="Method to learn by, for good. Default: edbl.")] = None,
+    memory: Annotated[str | None, typer.Option(help="Images to keep: per_class=20 (default) or total=2000.")] = None,
+    memory_mb: Annotated[float | None, typer.Option(help="Images to keep, in MB of pixels.")] = None,
+    image_size: Annotated[int | None, typer.Option(help="Side of the images, for good.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="efficientnet-lite0, timm:NAME, resnet18, resnet32, small or mlp, for good.")
+    ] = None,
+    tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
+    device: Device = "auto",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
+    validation: Annotated[float | None, typer.Option(help="Share of images to hold out. Default: 0.1.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
+) -> None:
+    """Make a model from photos, or teach it more classes, or more about those it knows."""
+    from edbl.app import show
+    from edbl.app.learn import increment
+    from edbl.app.settings import Request
+    from edbl.recipe import parse_setting
+
+    request = Request(
+        folders=[str(folder.resolve()) for folder in folders or []],
+        method=method,
+        memory=memory,
+        memory_mb=memory_mb,
+        image_size=image_size,
+        backbone=backbone,
+        tune=tune,
+        seed=seed,
+        validation=validation,
+        given=dict(parse_setting(s) for s in settings or []),
+        skip_bad=skip_bad,
+    )
+    with (
+        _interruptible(f"`edbl learn {model}` goes on where it stopped"),
+        increment(model, request, device=device, discard=discard, say=_say) as begun,
+    ):
+        if begun is None:
+            return
+        begun.prepare()
+        with _live() as progress:
+            done = begun.learn(progress)
+    console.print(show.report(model, done.bundle, done.event), highlight=False)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images, or folders of images.")],
+    top: Annotated[int, typer.Option(help="How many classes to name for each image.", min=1)] = 3,
+    readout: Annotated[
+        Literal["cnn", "nme"] | None, typer.Option(help="Default: what was better on held-out images.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    device: Device = "auto",
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Unreadable files are no error.")] = False,
+) -> None:
+    """Say which classes images show."""
+    import csv
+
+    from edbl.app import show
+    from edbl.app.predict import Predictor
+    from edbl.data.folder import count, first, shown
+
+    if as_json and as_csv:
+        raise EdblError("--json and --csv are two formats; give one of them")
+    predictor = Predictor(model, readout, device)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    top = min(top, len(predictor.model.names))
+    if as_csv:
+        writer.writerow(show.csv_heading(top))
+    found = []
+    for prediction in predictor(images, top):
+        found.append(prediction)
+        if as_json:
+            print(json.dumps(show.prediction_values(prediction, predictor.readout)))
+        elif as_csv and not prediction.bad:
+            writer.writerow(show.csv_row(prediction))
+    if not as_json and not as_csv:
+        console.print(show.predictions(found, predictor.readout), highlight=False)
+    if bad := [f"{shown(p.path)} ({p.bad})" for p in found if p.bad]:
+        message = f"{count(bad, 'image')} of {len(found):,} cannot be used: {first(bad)}"
+        if not skip_bad:
+            raise EdblError(message)
+        _say(f"note: {message}")
+
+
+@app.command()
+def info(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what a model knows, remembers and has been through."""
+    from edbl.app import show
+    from edbl.app.bundle import read
+
+    bundle = read(model)
+    if as_json:
+        print(json.dumps(show.info_values(model, bundle), indent=1))
+    else:
+        console.print(show.info(model, bundle), highlight=False)
+
+
+@app.command()
+def forget(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.")],
+    device: Device = "auto",
+) -> None:
+    """Remove classes from a model, with all images of them."""
+    from edbl.app import show
+    from edbl.app.learn import forget as remove
+    from edbl.data.folder import count
+
+    left = remove(model, classes, device)
+    gone = ", ".join(dict.fromkeys(classes))
+    console.print(f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}", markup=False)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it must end in .onnx.")],
+) -> None:
+    """Write a model as one ONNX file, from pixels to both read-outs, and check it with onnxruntime."""
+    from edbl.app.export import export_folder
+    from edbl.data.folder import count
+
+    with console.status("exporting"):
+        made, worst = export_folder(model, out)
+    size = f"{out.stat().st_size / 1e6:.1f} MB, {count(made.names, 'class')}"
+    console.print(f"{out}: {size}, at most {worst:.0e} off the model's own outputs", markup=False, soft_wrap=True)
+
+
+@app.command()
 def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
@@ -215,7 +359,7 @@ def bench(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="table1 to table5, fig2, fig3 or fig4.")],
+    name: Annotated[str, typer.Argument(help="table1 to table5, fig2 to fig4, or calibration.")],
     seeds: Annotated[int, typer.Option(help="How many runs of each cell, with seeds from 0 on.", min=1)] = 1,
     only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
@@ -228,15 +372,16 @@ def reproduce(
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
     from edbl.engine.many import Job, run_many
     from edbl.engine.many import at_once as usual
-    from edbl.experiments import find_experiment, planned
+    from edbl.experiments import planned
     from edbl.report import paper
 
-    experiment = find_experiment(name)
+    experiments = paper.find(name)
     chosen = [word.strip() for word in only.split(",")] if only else []
+    methods = sorted({row.method for experiment in experiments for row in experiment.rows})
     for method in chosen:
-        if method not in {row.method for row in experiment.rows}:
-            raise unknown(f"method in {name}", method, sorted({row.method for row in experiment.rows}))
-    wanted = [p for p in planned(experiment, range(seeds), chosen) if data in (None, p.recipe.data.name)]
+        if method not in methods:
+            raise unknown(f"method in {name}", method, methods)
+    wanted = [p for p in planned(experiments, range(seeds), chosen) if data in (None, p.recipe.data.name)]
     if not wanted:
         raise EdblError(f"{name} has nothing on {data}")
     missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
@@ -248,11 +393,12 @@ def reproduce(
         workers = min(at_once or usual("auto"), len(jobs))
 
         def done(job: Job) -> None:
-            paper.keep(job.folder, results / job.folder.relative_to(runs), experiment)
+            paper.keep(job.folder, results / job.folder.relative_to(runs), experiments[0])
 
         with _many():
             run_many(jobs, workers, console, data_dir, done)
-    console.print(Markdown(paper.shown(experiment, results)))
+    for experiment in experiments:
+        console.print(Markdown(paper.shown(experiment, results)))
 
 
 @app.command("results")
@@ -262,12 +408,13 @@ def results_(
         "docs/results.md"
     ),
 ) -> None:
-    """Write the page of all tables and figures of the paper, from records."""
+    """Write the page of all tables and figures of the paper, and beside it that of the calibration, from records."""
     from edbl.files import write_atomic
     from edbl.report import paper
 
     write_atomic(out, paper.page(results, out.with_suffix("")).encode())
-    console.print(f"results: {out}", highlight=False, soft_wrap=True)
+    write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
+    console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -326,15 +473,27 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
 
 @contextmanager
 def _bars(folder: Path) -> Iterator["Bars"]:
+    with _interruptible(f"`edbl resume {folder}` goes on from the last checkpoint"), _live() as bars:
+        yield bars
+
+
+def _live() -> "Bars":
     from edbl.engine.progress import Bars
 
+    return Bars(console)
+
+
+@contextmanager
+def _interruptible(how: str) -> Iterator[None]:
     try:
-        with Bars(console) as bars:
-            yield bars
+        yield
     except KeyboardInterrupt:
-        message = f"interrupted; `edbl resume {folder}` goes on from the last checkpoint"
-        Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
+        _say(f"interrupted; {how}")
         raise typer.Exit(130) from None
+
+
+def _say(message: str) -> None:
+    Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
 
 
 def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None:

@@ -45,7 +45,9 @@ class _File:
 
 
 @dataclass(frozen=True)
-class _Decoded:
+class Decoded:
+    """What became of a file: pixels, or why there are none."""
+
     pixels: Pixels | None
     converted: bool = False
     bad: str = ""  # why there are no pixels
@@ -61,12 +63,13 @@ def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) ->
         raise EdblError(f"the image size must be 1 or more, or 0 for {DEFAULT_SIZE}, not {image_size}")
     if not folder.is_dir():
         raise EdblError(f"there is no folder {folder}: give one that has a sub-folder of images per class")
-    walk = _Walk(folder)
+    walk = Walk(folder)
     train, test = walk.layout()
     classes, files = _list_files(walk, train, test)
     size = image_size or DEFAULT_SIZE
-    decoded = in_threads(lambda file: _decode(file.path, size), files, "reading images")
-    notes = [*walk.notes(), *_image_notes(folder, files, decoded, skip_bad)]
+    decoded = in_threads(lambda file: decode(file.path, size), files, "reading images")
+    names = [shown(file.path.relative_to(folder)) for file in files]
+    notes = [*walk.notes(), *image_notes(f"in {folder}", names, decoded, skip_bad)]
     good = [file for file, result in zip(files, decoded, strict=True) if result.pixels is not None]
     pixels = [result.pixels for result in decoded if result.pixels is not None]
     if test is None:
@@ -77,7 +80,7 @@ def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) ->
     x, y = torch.from_numpy(np.stack(pixels)), torch.tensor([file.label for file in good])  # [n, 3, s, s], [n]
     is_test = torch.tensor([file.test for file in good])
     images = Images(x, y)
-    return Dataset(_shown(walk.root.name), images[~is_test], images[is_test], tuple(map(_shown, classes)), tuple(notes))
+    return Dataset(shown(walk.root.name), images[~is_test], images[is_test], tuple(map(shown, classes)), tuple(notes))
 
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
@@ -100,7 +103,7 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str
     return results
 
 
-class _Walk:
+class Walk:
     """The part of a folder that is looked at: nothing hidden, and no link that leads out of it."""
 
     def __init__(self, folder: Path) -> None:
@@ -156,21 +159,21 @@ class _Walk:
         notes = []
         if self.links:
             links = list(self.links)
-            notes.append(f"{_count(links, 'link')} out of the folder not followed: {self.named(links)}")
+            notes.append(f"{count(links, 'link')} out of the folder not followed: {self.named(links)}")
         if self.others:
-            notes.append(f"{_count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
+            notes.append(f"{count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
         return notes
 
     def named(self, paths: Sequence[Path]) -> str:
         """Return the first few paths, relative to the folder."""
-        return _first([_shown(path.relative_to(self.folder)) for path in paths])
+        return first([shown(path.relative_to(self.folder)) for path in paths])
 
 
-def _list_files(walk: _Walk, train: Path, test: Path | None) -> tuple[list[str], list[_File]]:
+def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], list[_File]]:
     classes = list(walk.folders(train))
     if len(classes) < 2:
         raise EdblError(
-            f"{train} has {_count(classes, 'class folder')}, at least 2 are needed{_unfollowed(walk)}\n"
+            f"{train} has {count(classes, 'class folder')}, at least 2 are needed{_unfollowed(walk)}\n"
             "images belong in FOLDER/CLASS/, or in FOLDER/train/CLASS/ and FOLDER/test/CLASS/"
         )
     files = [_File(path, k, False) for k, name in enumerate(classes) for path in walk.images(train / name)]
@@ -179,29 +182,29 @@ def _list_files(walk: _Walk, train: Path, test: Path | None) -> tuple[list[str],
         return classes, files
     label = {name: k for k, name in enumerate(classes)}
     folders = walk.folders(test)
-    extra = [_shown(name) for name in folders if name not in label]
+    extra = [shown(name) for name in folders if name not in label]
     if extra:
-        raise EdblError(f"{test} has classes that {train} has not: {_first(extra)}")
+        raise EdblError(f"{test} has classes that {train} has not: {first(extra)}")
     files += [_File(path, label[name], True) for name, place in folders.items() for path in walk.images(place)]
     _check_filled(files, classes, walk, (train, test))
     return classes, files
 
 
-def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: _Walk, places: Sequence[Path]) -> None:
+def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: Walk, places: Sequence[Path]) -> None:
     """Raise if a class has no image in one of the ``places``: the training and perhaps the test folder."""
     counts = Counter((file.test, file.label) for file in files)
     for is_test, place in enumerate(places):
         for k, name in enumerate(classes):
             if not counts[bool(is_test), k]:
-                kind, where = "test" if is_test else "training", _shown(place / name)
+                kind, where = "test" if is_test else "training", shown(place / name)
                 raise EdblError(
-                    f"class '{_shown(name)}' has no {kind} image that can be read in {where}{_unfollowed(walk)}\n"
+                    f"class '{shown(name)}' has no {kind} image that can be read in {where}{_unfollowed(walk)}\n"
                     f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the class"
                 )
 
 
-def _unfollowed(walk: _Walk) -> str:
-    return f" ({_count(list(walk.links), 'link')} out of {walk.folder} not followed)" if walk.links else ""
+def _unfollowed(walk: Walk) -> str:
+    return f" ({count(list(walk.links), 'link')} out of {walk.folder} not followed)" if walk.links else ""
 
 
 def _split_off(files: Sequence[_File], classes: Sequence[str], folder: Path) -> list[_File]:
@@ -210,7 +213,7 @@ def _split_off(files: Sequence[_File], classes: Sequence[str], folder: Path) -> 
     for k, name in enumerate(classes):
         if counts[k] < 2:
             raise EdblError(
-                f"class '{_shown(name)}' has {counts[k]} readable image(s) in {folder}: one for training and one for "
+                f"class '{shown(name)}' has {counts[k]} readable image(s) in {folder}: one for training and one for "
                 "testing are needed\nadd images, remove the class, or make the folders train and test"
             )
     met: Counter[int] = Counter()
@@ -230,35 +233,51 @@ def _split_note(files: Sequence[_File]) -> str:
     )
 
 
-def _image_notes(folder: Path, files: Sequence[_File], decoded: Sequence[_Decoded], skip_bad: bool) -> list[str]:
-    names = [_shown(file.path.relative_to(folder)) for file in files]
+def image_notes(where: str, names: Sequence[str], decoded: Sequence[Decoded], skip_bad: bool) -> list[str]:
+    """Return what became of images, in words; those that cannot be used are an error unless ``skip_bad``."""
     pairs = list(zip(names, decoded, strict=True))
     bad = [f"{name} ({result.bad})" for name, result in pairs if result.bad]
     if bad and not skip_bad:
         raise EdblError(
-            f"{_count(bad, 'image')} of {len(files):,} in {folder} cannot be used: {_first(bad)}\n"
+            f"{count(bad, 'image')} of {len(names):,} {where} cannot be used: {first(bad)}\n"
             "repair or remove them, or leave them out with --skip-bad"
         )
     notes = []
     if bad:
-        notes.append(f"{_count(bad, 'image')} left out: {_first(bad)}")
+        notes.append(f"{count(bad, 'image')} left out: {first(bad)}")
     converted = [name for name, result in pairs if result.converted]
     if converted:
         were = "was not RGB and was" if len(converted) == 1 else "were not RGB and were"
-        notes.append(f"{_count(converted, 'image')} {were} converted: {_first(converted)}")
+        notes.append(f"{count(converted, 'image')} {were} converted: {first(converted)}")
     return notes
 
 
-def _decode(path: Path, size: int) -> _Decoded:
+def short_side(path: Path) -> int:
+    """Return the shorter side of an image, from its header alone; 0 if there is none to read."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            return min(image.size)
+    except Exception:  # as in `decode`, which will say what is wrong
+        return 0
+
+
+def decode(path: Path, size: int, draft: bool = False) -> Decoded:
+    """Read an image: its centre square, scaled to ``size``.
+
+    With ``draft`` a large JPEG is scaled while it is decoded, to no less than twice the size: several times faster, and
+    not quite the same pixels.
+    """
     try:
         if not path.stat().st_size:
             raise _BadImage("empty file")
         with Image.open(path, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise _BadImage("more than 100 million pixels")
-            return _Decoded(_square(_rgb(ImageOps.exif_transpose(image)), size), converted=image.mode != "RGB")
+            if draft:
+                image.draft(None, (2 * size, 2 * size))
+            return Decoded(_square(_rgb(ImageOps.exif_transpose(image)), size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
-        return _Decoded(None, bad=_reason(error))
+        return Decoded(None, bad=_reason(error))
 
 
 def _reason(error: Exception) -> str:
@@ -301,16 +320,19 @@ def _square(image: Image.Image, size: int) -> Pixels:
     return np.asarray(scaled).transpose(2, 0, 1)
 
 
-def _count(things: Sequence[object], noun: str) -> str:
+def count(things: Sequence[object], noun: str) -> str:
+    """Return how many there are, in words."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{len(things):,} {noun if len(things) == 1 else plural}"
 
 
-def _first(names: Sequence[str]) -> str:
+def first(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _shown(name: str | Path) -> str:
+def shown(name: str | Path) -> str:
+    """Return a name that can be printed."""
     # A file name that is no valid text must not break the terminal or the report it is written to.
     return str(name).encode(errors="replace").decode()

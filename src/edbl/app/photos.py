@@ -1,0 +1,122 @@
+"""Photos: folders and files of images, as bytes of one size."""
+
+import hashlib
+import statistics
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, count, decode, in_threads, short_side, shown
+from edbl.errors import EdblError
+
+SMALL, LARGE = 32, 64  # image sizes of nets that learn from scratch
+SMALL_UP_TO = 48  # short side, in pixels, up to which images count as small
+PEEKED = 200  # images that are looked at to find their usual size
+
+Array = npt.NDArray[np.uint8]  # [n, 3, size, size]
+
+
+@dataclass(frozen=True)
+class Photo:
+    """A file and the name of its class."""
+
+    path: Path
+    name: str
+
+
+def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
+    """Return the photos of ``FOLDER/CLASS/`` for all folders, class by class, and notes on what was left aside.
+
+    Classes of the same name are one. Where a folder has a folder ``train`` with classes, those are meant.
+    """
+    classes: dict[str, list[Photo]] = {}
+    notes: list[str] = []
+    for folder in folders:
+        if not folder.is_dir():
+            what = "is a file" if folder.exists() else "does not exist"
+            raise EdblError(f"{shown(folder)} {what}: give a folder that has a sub-folder of images for each class")
+        walk = Walk(folder)
+        train, test = walk.layout()
+        found = walk.folders(train)
+        if not found:
+            raise EdblError(
+                f"{shown(train)} has no class folder\n"
+                "images belong in FOLDER/CLASS/: make a folder for each class, named after it"
+            )
+        loose = [path for path in walk.visible(train) if _is_image(path)]
+        if loose:
+            notes.append(f"{count(loose, 'image')} outside of class folders left out: {walk.named(loose)}")
+        if test is not None:
+            notes.append(f"{shown(test)} is left out: only images in {shown(train)} are learnt")
+        for directory, place in found.items():
+            name = unicodedata.normalize("NFC", shown(directory))
+            paths = walk.images(place)
+            if not paths:
+                raise EdblError(
+                    f"class '{name}' has no image in {shown(place)}\n"
+                    f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the folder"
+                )
+            classes.setdefault(name, []).extend(Photo(path, name) for path in paths)
+        notes += walk.notes()
+    return [photo for photos in classes.values() for photo in photos], notes
+
+
+def listed(paths: Sequence[Path]) -> list[Path]:
+    """Return files as they are, and the images in folders and below them."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = Walk(path).images(path)
+            if not inside:
+                raise EdblError(f"{shown(path)} holds no image: no file ends in {', '.join(EXTENSIONS)}")
+            found += inside
+        else:
+            found.append(path)
+    return found
+
+
+def usual_size(photos: Sequence[Photo]) -> int:
+    """Return the image size for learning from scratch: 32 where most photos are small, else 64."""
+    step = max(1, len(photos) // PEEKED)
+    sides = in_threads(lambda photo: short_side(photo.path), photos[::step], "looking at images")
+    known = [side for side in sides if side]
+    return LARGE if known and statistics.median(known) > SMALL_UP_TO else SMALL
+
+
+def read(path: Path, size: int) -> Decoded:
+    """Return a photo as bytes of ``size``."""
+    return decode(path, size, draft=True)
+
+
+def read_into(file: Path, photos: Sequence[Photo], size: int) -> list[tuple[Decoded, str]]:
+    """Decode all photos into a NumPy file, and return what became of each, without its pixels, and its digest."""
+    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(len(photos), 3, size, size))
+
+    def work(row: int) -> tuple[Decoded, str]:
+        decoded = read(photos[row].path, size)
+        if decoded.pixels is None:
+            return decoded, ""
+        array[row] = decoded.pixels
+        return replace(decoded, pixels=None), digest(decoded.pixels)
+
+    results = in_threads(work, range(len(photos)), "reading images")
+    array.flush()
+    return results
+
+
+def stack(pixels: Sequence[Pixels], size: int) -> Array:
+    """Return images as one array, which may hold none."""
+    return np.stack(pixels) if pixels else np.empty((0, 3, size, size), np.uint8)
+
+
+def digest(pixels: Pixels) -> str:
+    """Return the name that an image has by its pixels."""
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]
+
+
+def _is_image(path: Path) -> bool:
+    return path.is_file() and path.suffix[1:].lower() in EXTENSIONS

@@ -1,0 +1,66 @@
+"""Predictions: the likeliest classes of photos by a model."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edbl.app import photos
+from edbl.app.bundle import Readout, Settings
+from edbl.app.learn import bar, open_model
+from edbl.app.model import Model
+from edbl.app.settings import pretrained
+from edbl.data.folder import in_threads
+
+PART = 256  # photos in memory at a time
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A photo with its likeliest classes, or why there are none."""
+
+    path: Path
+    best: list[tuple[str, float]]  # class and score: a probability, or the cosine with the class's mean
+    bad: str = ""
+
+
+class Predictor:
+    """A model that is asked about photos."""
+
+    def __init__(self, folder: Path, readout: Readout | None = None, device: str = "auto") -> None:
+        contents, self.model = open_model(folder, device)
+        self.settings = contents.bundle.settings
+        self.readout: Readout = readout or contents.bundle.readout
+
+    def __call__(self, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
+        """Yield the ``top`` classes of each photo, in order."""
+        files = photos.listed(paths)
+        with bar("predicting", len(files)) as say:
+            for begin in range(0, len(files), PART):
+                yield from self._part(files[begin : begin + PART], top)
+                say(begin + PART)
+
+    def _part(self, files: Sequence[Path], top: int) -> Iterator[Prediction]:
+        size = self.settings.image_size
+        decoded = in_threads(lambda path: photos.read(path, size), files, "reading images")
+        pixels = [found.pixels for found in decoded if found.pixels is not None]
+        best = iter(best_of(self.model, self.settings, torch.from_numpy(photos.stack(pixels, size)), self.readout, top))
+        for path, found in zip(files, decoded, strict=True):
+            yield Prediction(path, [] if found.pixels is None else next(best), found.bad)
+
+
+def best_of(
+    model: Model, settings: Settings, x: torch.Tensor, readout: Readout, top: int
+) -> list[list[tuple[str, float]]]:
+    """Return the ``top`` classes of each image, ``[n, 3, size, size]``, with their scores."""
+    if not len(x):
+        return []
+    extractor = pretrained(settings.backbone) if settings.tune == "head" else None
+    if extractor is not None:
+        x = extractor.views(x, 0, torch.Generator(), lambda done: None, model.learner.device)
+    # Of unit vectors the distance gives the cosine.
+    scores = model.probabilities(x) if readout == "cnn" else (1 + model.nearness(x) / 2).clamp(-1, 1)
+    values, numbers = scores.topk(min(top, len(model.names)))
+    pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+    return [[(model.names[k], v) for k, v in zip(*pair, strict=True)] for pair in pairs]

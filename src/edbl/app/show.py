@@ -1,0 +1,196 @@
+"""What commands print about a model: tables and plain values."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from edbl.app import bundle as store
+from edbl.app.bundle import Bundle, Event, Readout, Score
+from edbl.app.learn import BEGUN
+from edbl.app.predict import Prediction
+from edbl.data.folder import count, shown
+
+ROWS = 40  # classes in a table before only the worst are shown
+READOUTS: tuple[Readout, ...] = ("cnn", "nme")
+
+
+def report(folder: Path, bundle: Bundle, event: Event) -> RenderableType:
+    """Return what an increment came to."""
+    old = [name for name in event.scores if name not in event.classes]
+    lines = [f"learnt {count(event.classes, 'new class')}{_named(event.classes)} from {event.images:,} images"]
+    if event.refreshed:
+        lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
+    lines += [f"accuracy on held-out images, {line}" for line in _accuracy(event, old)] or ["no image was held out"]
+    before, after = _sum(event.before), _sum(event.after)
+    if before.images:
+        lost = ", ".join(f"{r.upper()} {_percent(before, r)} before and {_percent(after, r)} now" for r in READOUTS)
+        lines.append(f"known classes on the same {before.images:,} images: {lost}")
+    if len(bundle.classes) == 1:
+        lines.append("a model of one class always answers with it; add more classes")
+    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s; predictions by {_readout(bundle)}")
+    return Group(*(escape(line) for line in lines), *by_class(bundle, event))
+
+
+def _accuracy(event: Event, old: Sequence[str]) -> list[str]:
+    parts = {"all": event.total(), "old": event.total(old), "new": event.total(event.classes)}
+    if not parts["all"].images:
+        return []
+    return [
+        f"{readout.upper()}: "
+        + ", ".join(f"{name} classes {_percent(s, readout)}" for name, s in parts.items() if s.images)
+        for readout in READOUTS
+    ]
+
+
+def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
+    """Return a table of the classes with their accuracy; of many, the worst alone."""
+    table = Table(box=None, pad_edge=False)
+    headings = ["class", "images", "exemplars", "held out", "CNN", "NME"]
+    if event.before:
+        headings.append(f"{bundle.readout.upper()} before")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "class" else "right")
+    known = bundle.classes
+    if len(known) > ROWS:
+        known = sorted(known, key=lambda k: _order(event.scores[k.name], bundle.readout))[:ROWS]
+    for k in known:
+        score = event.scores[k.name]
+        row = [escape(k.name), f"{k.images:,}", str(len(k.exemplars)), str(score.images)]
+        row += [_percent(score, readout) for readout in READOUTS]
+        if event.before:
+            row.append(_percent(event.before.get(k.name, Score(0, 0, 0)), bundle.readout))
+        table.add_row(*row)
+    more = len(bundle.classes) - len(known)
+    return [table, f"and {more:,} classes with better accuracy"] if more else [table]
+
+
+def _order(score: Score, readout: Readout) -> float:
+    share = score.share(readout)
+    return math.inf if math.isnan(share) else share
+
+
+def info(folder: Path, bundle: Bundle) -> RenderableType:
+    """Return what a model is and has been through."""
+    s = bundle.settings
+    lines = [
+        f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
+        + (" (frozen)" if s.tune == "head" else "")
+        + f", images of {s.image_size} x {s.image_size}",
+        memory(folder, bundle),
+        f"predictions by {_readout(bundle)}",
+        f"seed {s.seed}, {s.validation:.0%} of images held out"
+        + "".join(f", {key}={value}" for key, value in s.given.items()),
+    ]
+    if begun(folder):
+        lines.append(f"an increment was begun and not finished: `edbl learn {folder}` goes on with it")
+    past = Table(box=None, pad_edge=False)
+    for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
+        text = heading in ("date", "what")
+        past.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what")
+    for event in bundle.history:
+        what = f"forgot{_named(event.classes)}" if event.kind == "forget" else f"learnt{_named(event.classes)}"
+        if event.refreshed:
+            what = f"refreshed{_named(event.refreshed)}" + (f", {what}" if event.classes else "")
+        numbers = [f"{event.images:,}", f"{event.exemplars:,}", *(_percent(event.total(), r) for r in READOUTS)]
+        past.add_row(_when(event.date), escape(what), *numbers, f"{event.seconds:,.1f}")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("class", "learnt", "refreshed", "images", "exemplars", "held out", "CNN", "NME"):
+        text = heading in ("class", "learnt", "refreshed")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class")
+    for k in bundle.classes:
+        score = bundle.history[-1].scores[k.name]
+        counts = f"{k.images:,}", str(len(k.exemplars)), str(len(k.validation))
+        table.add_row(escape(k.name), k.learnt[:10], k.refreshed[:10], *counts, *(_percent(score, r) for r in READOUTS))
+    return Group(*(escape(line) for line in lines), "", past, "", table)
+
+
+def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
+    """Return the same for programs."""
+    values = dataclasses.asdict(bundle)
+    values["exemplars"] = len(bundle.files(store.EXEMPLARS))
+    values["exemplar_bytes"] = store.image_bytes(folder, bundle, store.EXEMPLARS)
+    values["increment_begun"] = begun(folder)
+    for known, entry in zip(bundle.classes, values["classes"], strict=True):
+        entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
+    for event, entry in zip(bundle.history, values["history"], strict=True):
+        entry["accuracy"] = {r: _finite(event.total().share(r)) for r in READOUTS}
+    return values
+
+
+def begun(folder: Path) -> bool:
+    """Tell whether an increment was begun and not finished."""
+    return (folder / store.INCREMENT / BEGUN).is_file()
+
+
+def memory(folder: Path, bundle: Bundle) -> str:
+    """Return what a model remembers, in words."""
+    files = bundle.files(store.EXEMPLARS)
+    megabytes = store.image_bytes(folder, bundle, store.EXEMPLARS) / 1e6
+    return f"memory: {count(files, 'image')}, {megabytes:.2f} MB ({bundle.settings.memory})"
+
+
+def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
+    """Return predictions as a table."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("image", overflow="fold")
+    top = max((len(p.best) for p in found), default=0)
+    for place in range(top):
+        table.add_column("class" if not place else f"{place + 1}.")
+        table.add_column(("probability" if readout == "cnn" else "cosine") if not place else "", justify="right")
+    for p in found:
+        if not p.bad:
+            cells = [cell for name, score in p.best for cell in (escape(name), f"{score:.3f}")]
+            table.add_row(escape(shown(p.path)), *cells)
+    return table
+
+
+def prediction_values(p: Prediction, readout: Readout) -> dict[str, Any]:
+    """Return a prediction for programs."""
+    values: dict[str, Any] = {"image": shown(p.path)}
+    if p.bad:
+        return {**values, "error": p.bad}
+    return {**values, "readout": readout, "classes": [{"class": n, "score": round(v, 6)} for n, v in p.best]}
+
+
+def csv_heading(top: int) -> list[str]:
+    """Return the names of the columns of `csv_row`."""
+    return ["image", *(f"{what}_{k + 1}" for k in range(top) for what in ("class", "score"))]
+
+
+def csv_row(p: Prediction) -> list[str]:
+    """Return a prediction as the cells of a line."""
+    return [shown(p.path), *(cell for name, score in p.best for cell in (name, f"{score:.6f}"))]
+
+
+def _readout(bundle: Bundle) -> str:
+    total = bundle.history[-1].total()
+    what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
+    return what + (f", {_percent(total, bundle.readout)} on held-out images" if total.images else "")
+
+
+def _when(date: str) -> str:
+    return date[:16].replace("T", " ")
+
+
+def _named(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    return f" ({', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''})"
+
+
+def _sum(scores: dict[str, Score]) -> Score:
+    return sum(scores.values(), Score(0, 0, 0))
+
+
+def _percent(score: Score, readout: Readout) -> str:
+    return f"{score.share(readout):.1%}" if score.images else "-"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,523 @@
+"""Learning from one's own images: the commands on folders of real pictures."""
+
+import csv
+import io
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from edbl.app import bundle as store
+from edbl.app import extractor, photos, settings, show
+from edbl.app.bundle import Event, Known, Score
+from edbl.app.learn import HELD_KEPT, increment
+from edbl.app.settings import Request
+from edbl.errors import EdblError
+from tests.conftest import Cli, Finished
+from tests.photos import QUICK, SHORT, write_digits
+from tests.test_bundle import referenced
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A pretrained backbone that is none: the picture itself, blurred, as a vector."""
+
+    name: str = "stand-in"
+    width: int = 16
+    image_size: int = 8
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.25,)
+
+    def check(self, size: int) -> None:
+        """Take any size."""
+
+    def views(
+        self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], device: torch.device
+    ) -> Tensor:
+        vectors = F.adaptive_avg_pool2d(x.float().mean(1, keepdim=True), 4).flatten(1) / 64  # [n, 16]
+        noise = 0.05 * torch.randn(len(x), copies, self.width, generator=generator)
+        say(len(x))
+        return torch.cat([vectors.unsqueeze(1), vectors.unsqueeze(1) + noise], 1).half()
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extractor, "find", lambda name: StandIn())
+
+
+def save(path: Path, mode: str = "RGB", size: tuple[int, int] = (16, 16), **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    noise = np.random.default_rng(len(str(path))).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(path, **options)
+    return path
+
+
+def learn(cli: Cli, *arguments: object) -> Finished:
+    found = cli("learn", *arguments)
+    assert found.code == 0, found.err
+    return found
+
+
+def refused(cli: Cli, *arguments: object) -> str:
+    found = cli(*arguments)
+    assert found.code == 2, found.out
+    assert "Traceback" not in found.err
+    assert len(found.err.splitlines()) <= 2
+    return found.err
+
+
+def answers(cli: Cli, model: Path, *arguments: object) -> dict[str, str]:
+    """Return the first answer for each picture."""
+    found = cli("predict", model, *arguments, "--json")
+    assert found.code == 0, found.err
+    lines = [json.loads(line) for line in found.out.splitlines()]
+    return {line["image"]: line["classes"][0]["class"] for line in lines}
+
+
+def accuracy(found: dict[str, str]) -> float:
+    return sum(Path(path).parent.name == name for path, name in found.items()) / len(found)
+
+
+def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli) -> None:
+    model, test = tmp_path / "model", write_digits(tmp_path / "test", {0: 20, 1: 20, 2: 20, 3: 20, 4: 20}, 100)
+    found = learn(cli, model, write_digits(tmp_path / "a", {0: 40, 1: 40}), *QUICK, "--memory", "per_class=10")
+    assert "learnt 2 new classes (digit 0, digit 1) from 72 images" in found.out
+    assert "new classes 100.0%" in found.out
+    assert "before" not in found.out
+    found = learn(cli, model, write_digits(tmp_path / "b", {2: 40, 3: 40}))
+    assert "known classes on the same 8 images" in found.out
+    assert "memory: 40 images" in found.out
+    found = learn(cli, model, write_digits(tmp_path / "c", {4: 40, 0: 20}, 40))
+    assert "learnt 1 new class (digit 4)" in found.out
+    assert "refreshed 1 known class (digit 0)" in found.out
+    bundle = store.read(model)
+    assert bundle.names == [f"digit {k}" for k in range(5)]
+    assert bundle.sizes == [2, 2, 1]
+    assert [len(known.exemplars) for known in bundle.classes] == [10] * 5
+    assert [len(known.validation) for known in bundle.classes] == [6, 4, 4, 4, 4]
+    assert [known.images for known in bundle.classes] == [54, 36, 36, 36, 36]
+    assert bundle.classes[0].refreshed
+    assert not bundle.classes[1].refreshed
+    assert referenced(model)
+    whole = answers(cli, model, test)
+    assert len(whole) == 100
+    assert accuracy(whole) > 0.8
+    assert accuracy(answers(cli, model, test, "--readout", "nme")) > 0.8
+
+    gone = set(bundle.classes[1].exemplars + bundle.classes[1].validation)
+    found = cli("forget", model, "digit 1")
+    assert found.code == 0
+    assert "forgot digit 1; 4 classes left; memory: 40 images" in found.out
+    left = {path.name for kind in ("exemplars", "validation") for path in (model / kind).iterdir()}
+    assert not left & gone
+    assert referenced(model)
+    assert "digit 1" not in set(answers(cli, model, test).values())
+    remaining = {path: name for path, name in answers(cli, model, test).items() if "digit 1" not in path}
+    assert accuracy(remaining) > 0.8
+    assert "unknown class 'digit 1'" in refused(cli, "forget", model, "digit 1")
+    info = json.loads(cli("info", model, "--json").out)
+    assert [event["kind"] for event in info["history"]] == ["learn", "learn", "learn", "forget"]
+    assert info["exemplars"] == 40
+    assert info["exemplar_bytes"] == sum(p.stat().st_size for p in (model / "exemplars").iterdir())
+    shown = cli("info", model).out
+    assert "4 classes, edbl with mlp, images of 8 x 8" in shown
+    assert "forgot (digit 1)" in shown
+    assert "refreshed (digit 0), learnt (digit 4)" in shown
+    learn(cli, model, tmp_path / "a")  # once more
+    assert store.read(model).names[-1] == "digit 1"
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_frozen_backbone(tmp_path: Path, cli: Cli) -> None:
+    model, test = tmp_path / "model", write_digits(tmp_path / "test", {0: 10, 1: 10, 2: 10}, 100)
+    options = ["--backbone", "stand-in", "--device", "cpu", "--memory", "per_class=5"]
+    found = learn(cli, model, write_digits(tmp_path / "a", {0: 30, 1: 30}), *options)
+    assert store.read(model).settings.tune == "head"
+    learn(cli, model, write_digits(tmp_path / "b", {2: 30, 1: 10}, 30))
+    contents = store.load(model)
+    copies = contents.bundle.settings.copies
+    assert copies > 0
+    assert contents.tensors["memory.x"].shape == (15, 1 + copies, 16)
+    assert contents.tensors["memory.x"].dtype == torch.float16
+    assert contents.tensors["validation.x"].shape == (10, 1, 16)
+    assert referenced(model)
+    # Features on disk are those of the pictures beside them.
+    images = store.load(model, [store.EXEMPLARS, store.VALIDATION]).images
+    for key, kind in (("memory.x", store.EXEMPLARS), ("validation.x", store.VALIDATION)):
+        x = store.pick(images, contents.bundle.files(kind), 8)
+        again = StandIn().views(x, 0, Generator(), lambda done: None, torch.device("cpu"))
+        assert torch.equal(again, contents.tensors[key][:, :1])
+    assert accuracy(answers(cli, model, test)) > 0.8
+    assert cli("forget", model, "digit 1").code == 0
+    assert store.load(model).tensors["memory.x"].shape == (10, 1 + copies, 16)
+    assert store.load(model).tensors["validation.x"].shape == (6, 1, 16)
+    found = cli("info", model)
+    assert "edbl with stand-in (frozen)" in found.out
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_frozen_backbone_that_forgets_a_class_whose_files_are_gone(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 9, 1: 9}), "--backbone", "stand-in", "--device", "cpu")
+    (model / "exemplars" / store.read(model).classes[0].exemplars[0]).unlink()
+    assert "is missing" in refused(cli, "predict", model, tmp_path / "a")
+    assert cli("forget", model, "digit 0").code == 0
+    assert set(answers(cli, model, tmp_path / "a").values()) == {"digit 1"}
+
+
+def test_features_are_not_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Counting(StandIn):
+        def views(self, x: Tensor, *arguments: Any) -> Tensor:
+            seen.append(len(x))
+            return super().views(x, *arguments)
+
+    monkeypatch.setattr(extractor, "find", lambda name: Counting())
+    folder = write_digits(tmp_path / "a", {0: 50, 1: 50})
+    request = Request(folders=[str(folder)], backbone="stand-in", tune="head")
+    with increment(tmp_path / "model", request, device="cpu", say=lambda line: None) as begun:
+        assert begun is not None
+        begun.prepare()
+        first = begun.train
+    assert seen == [64, 26, 10]
+    (tmp_path / "model" / "increment" / "views" / "train-64.safetensors").write_bytes(b"damaged")
+    with increment(tmp_path / "model", request, device="cpu", say=lambda line: None) as begun:
+        assert begun is not None
+        begun.prepare()
+        assert torch.equal(begun.train, first)
+    assert seen == [64, 26, 10, 26]
+
+
+def test_few_images_and_a_lone_class(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    found = learn(cli, model, write_digits(tmp_path / "a", {0: 3}), *SHORT)
+    assert "a model of one class always answers with it" in found.out
+    assert "no image was held out" in found.out
+    assert set(answers(cli, model, tmp_path / "a").values()) == {"digit 0"}
+    found = learn(cli, model, write_digits(tmp_path / "b", {1: 3}))
+    learn(cli, model, write_digits(tmp_path / "c", {2: 1}))
+    bundle = store.read(model)
+    assert [len(known.exemplars) for known in bundle.classes] == [3, 3, 1]
+    assert bundle.files(store.VALIDATION) == []
+    assert "digit 1" in cli("info", model).out
+    assert json.loads(cli("info", model, "--json").out)["history"][0]["accuracy"] == {"cnn": None, "nme": None}
+    cli("forget", model, "digit 0", "digit 1")
+    assert store.read(model).names == ["digit 2"]
+    assert "is the only class" in refused(cli, "forget", model, "digit 2")
+
+
+def test_classes_of_one_name_are_joined(tmp_path: Path, cli: Cli) -> None:
+    first = write_digits(tmp_path / "a", {0: 6, 1: 6})
+    second = write_digits(tmp_path / "b", {1: 6, 2: 6}, 10)
+    learn(cli, tmp_path / "model", first, second, *SHORT, "--validation", 0)
+    assert [(k.name, k.images) for k in store.read(tmp_path / "model").classes] == [
+        ("digit 0", 6),
+        ("digit 1", 12),
+        ("digit 2", 6),
+    ]
+
+
+def test_an_image_that_was_held_out_is_never_learnt_from(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 30, 1: 30})
+    learn(cli, model, folder, *SHORT, "--validation", 0.5, "--memory", "per_class=4")
+    before = store.read(model)
+    assert [len(known.validation) for known in before.classes] == [HELD_KEPT] * 2
+    assert before.history[0].total().images == 30  # measured with all that were held out
+    again = Path(shutil.copytree(folder, tmp_path / "renamed"))
+    for number, path in enumerate(sorted(again.rglob("*.png"))):
+        path.rename(path.with_name(f"{97 * number % 60}.png"))
+    found = learn(cli, model, again)
+    assert "28 images left out: they come twice, or the model keeps them already" in found.err
+    after = store.read(model)
+    assert not set(after.files(store.EXEMPLARS)) & set(before.files(store.VALIDATION))
+    assert before.files(store.VALIDATION) == after.files(store.VALIDATION)
+
+
+def test_what_is_known_already_is_not_learnt(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 4, 1: 4})
+    learn(cli, model, folder, *SHORT)
+    assert "the model knows all these images already" in refused(cli, "learn", model, folder)
+    assert store.read(model).increments == 1
+    assert not (model / "increment" / "begun.json").exists()
+
+
+def test_the_same_command_makes_the_same_model(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 8, 1: 8})
+    weights = []
+    for name, seed in (("x", 0), ("y", 0), ("z", 1)):
+        learn(cli, tmp_path / name, folder, *SHORT, "--seed", seed)
+        weights.append(store.read(tmp_path / name).weights)
+    assert weights[0] == weights[1] != weights[2]
+
+
+KINDS: dict[str, Callable[[Path], object]] = {
+    "grey.png": lambda path: save(path, "L"),
+    "alpha.png": lambda path: save(path, "RGBA"),
+    "palette.gif": lambda path: save(path, "P"),
+    "cmyk.jpg": lambda path: save(path, "CMYK"),
+    "bits.png": lambda path: save(path, "1"),
+    "wide.jpg": lambda path: save(path, size=(90, 11)),
+    "tall.webp": lambda path: save(path, size=(5, 300)),
+    "pixel.bmp": lambda path: save(path, size=(1, 1)),
+    "moving.gif": lambda path: save(path, "P", save_all=True, append_images=[Image.new("P", (16, 16), 3)]),
+    "deep.tiff": lambda path: Image.fromarray(np.arange(256, dtype=np.uint16).reshape(16, 16) * 200).save(path),
+}
+
+
+def test_every_kind_of_picture(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    for name, make in KINDS.items():
+        make(folder / "digit 0" / name)
+    found = learn(cli, tmp_path / "model", folder, *SHORT)
+    assert "7 images were not RGB and were converted" in found.err
+    assert store.read(tmp_path / "model").classes[0].images + 1 == 3 + len(KINDS)
+    assert len(answers(cli, tmp_path / "model", folder)) == 6 + len(KINDS)
+
+
+def test_a_turned_photo_is_turned_back_and_a_large_one_is_read_the_same(tmp_path: Path) -> None:
+    left = Image.new("RGB", (400, 400))
+    left.paste((255, 255, 255), (0, 0, 200, 400))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: show it rotated by 90 degrees
+    left.save(tmp_path / "turned.jpg", exif=exif)
+    left.save(tmp_path / "plain.jpg")
+    turned, plain = (photos.read(tmp_path / f"{name}.jpg", 8).pixels for name in ("turned", "plain"))
+    assert turned is not None
+    assert plain is not None
+    assert turned[0, 0].min() > 250
+    assert turned[0, -1].max() < 5
+    assert plain[0, :, 0].min() > 250
+
+
+BAD: dict[str, Callable[[Path], object]] = {
+    "empty.jpg": lambda path: path.write_bytes(b""),
+    "text.png": lambda path: path.write_text("no image"),
+    "cut.png": lambda path: path.write_bytes(save(path).read_bytes()[:200]),
+    "page.gif": lambda path: path.write_bytes(b"<html>"),
+    "link.png": lambda path: path.symlink_to("nowhere.png"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_named_and_can_be_skipped(tmp_path: Path, cli: Cli, name: str) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    BAD[name](folder / "digit 0" / name)
+    error = refused(cli, "learn", model, folder, *SHORT)
+    assert f"digit 0/{name} (" in error
+    assert "--skip-bad" in error
+    assert not model.exists()
+    found = learn(cli, model, folder, *SHORT, "--skip-bad")
+    assert f"1 image left out: {folder}/digit 0/{name} (" in found.err
+    found = cli("predict", model, folder, "--csv")
+    assert found.code == 2
+    assert f"1 image of 7 cannot be used: {folder}/digit 0/{name} (" in found.err
+    assert len(found.out.splitlines()) == 7
+    found = cli("predict", model, folder, "--csv", "--skip-bad")
+    assert found.code == 0
+    assert name in found.err
+
+
+def test_folders_that_cannot_be_learnt(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    assert "does not exist" in refused(cli, "learn", model, tmp_path / "none")
+    save(tmp_path / "loose" / "x.png")
+    assert "has no class folder" in refused(cli, "learn", model, tmp_path / "loose")
+    assert "is a file" in refused(cli, "learn", model, tmp_path / "loose" / "x.png")
+    (tmp_path / "hollow" / "cat").mkdir(parents=True)
+    assert "class 'cat' has no image" in refused(cli, "learn", model, tmp_path / "hollow")
+    (tmp_path / "hollow" / "cat" / "x.png").write_text("no image")
+    error = refused(cli, "learn", model, tmp_path / "hollow", "--skip-bad", *SHORT)
+    assert "class 'cat' has no image that can be read" in error
+    assert f"there is no model {model} yet" in refused(cli, "learn", model)
+    assert not model.exists()
+    assert "holds other things than a model" in refused(cli, "learn", tmp_path / "loose", tmp_path / "hollow")
+    assert "is a file" in refused(cli, "learn", tmp_path / "loose" / "x.png", tmp_path / "hollow")
+    for command in (["predict", model, tmp_path], ["info", model], ["forget", model, "cat"]):
+        assert f"{model} does not exist; `edbl learn {model} FOLDER` makes one" in refused(cli, *command)
+    assert "holds no model" in refused(cli, "info", tmp_path / "loose")
+
+
+def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
+    write_digits(tmp_path / "a" / "train", {0: 3, 1: 3})
+    write_digits(tmp_path / "a" / "test", {0: 3, 1: 3}, 9)
+    save(tmp_path / "a" / "train" / "stray.png")
+    found = learn(cli, tmp_path / "model", tmp_path / "a", *SHORT)
+    assert "only images in" in found.err
+    assert "1 image outside of class folders left out: train/stray.png" in found.err
+    assert store.read(tmp_path / "model").seen_images == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--method", "joint"], "keeps all images ever seen"),
+        (["--method", "own.py"], "a model must need nothing but its folder"),
+        (["--method", "edlb"], "did you mean 'edbl'?"),
+        (["--backbone", "reznet32"], "unknown pretrained network"),
+        (["--backbone", "given"], "unknown pretrained network"),
+        (["--backbone", "mlp", "--tune", "head"], "nothing to freeze"),
+        (["--tune", "tail"], "unknown value of --tune"),
+        (["--memory", "many"], "memory 'many' is not understood"),
+        (["--memory", "total=1"], "smaller than one image for each of 2 classes"),
+        (["--memory", "total=9", "--memory-mb", "1"], "give one of them"),
+        (["--memory-mb", "0"], "must be more than 0"),
+        (["--memory-mb", "0.0001"], "holds no image"),
+        (["--image-size", "4"], "must be 8 to 1024"),
+        (["--validation", "0.9"], "must be a share"),
+        (["--seed", "-1"], "must be 0 or more"),
+        (["--set", "net.backbone=mlp"], "use --backbone"),
+        (["--set", "stream.phases=3"], "a model has no such setting"),
+        (["--set", "nonsense"], "write KEY=VALUE"),
+        (["--set", "schedule.epoch=3"], "did you mean"),
+    ],
+)
+def test_bad_options(tmp_path: Path, cli: Cli, options: list[str], message: str) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    more = [] if "--backbone" in options else ["--backbone", "mlp"]
+    assert message in refused(cli, "learn", tmp_path / "model", folder, *options, *more)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_methods_that_a_frozen_backbone_does_not_suit(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    error = refused(cli, "learn", tmp_path / "model", folder, "--backbone", "stand-in", "--method", "podnet")
+    assert "which a frozen backbone does not give it" in error
+
+
+def test_what_is_fixed_and_what_may_change(tmp_path: Path, cli: Cli) -> None:
+    model, second = tmp_path / "model", write_digits(tmp_path / "b", {2: 6})
+    learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *SHORT)
+    for options in (["--method", "rkd"], ["--backbone", "small"], ["--image-size", 16], ["--tune", "head"]):
+        assert "for good" in refused(cli, "learn", model, second, *options)
+    assert "make another model" in refused(cli, "learn", model, second, "--set", "data.mean=[0.1]")
+    learn(cli, model, second, "--image-size", 8, "--memory", "total=6", "--seed", 3, "--set", "optim.batch=4")
+    bundle = store.read(model)
+    assert [len(known.exemplars) for known in bundle.classes] == [2, 2, 2]
+    assert bundle.settings.seed == 3
+    assert bundle.settings.given["optim.batch"] == 4
+    assert bundle.settings.given["schedule.epochs"] == 4  # as it was
+
+
+@pytest.mark.parametrize("method", ["rkd", "er", "icarl", "der-net", "lwf"])
+def test_other_methods(tmp_path: Path, cli: Cli, method: str) -> None:
+    model = tmp_path / "model"
+    options = [*QUICK, "--method", method, "--set", "schedule.epochs=2"]
+    learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *options)
+    learn(cli, model, write_digits(tmp_path / "b", {2: 6}))
+    assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]
+    assert referenced(model)
+    assert len(answers(cli, model, tmp_path / "b")) == 6
+
+
+def test_predictions_in_three_formats(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    folder = write_digits(tmp_path / "a, b", {0: 5, 1: 5})
+    learn(cli, model, folder, *SHORT)
+    table = cli("predict", model, folder / "digit 0" / "000.png")
+    assert table.code == 0
+    assert "probability" in table.out or "cosine" in table.out
+    rows = list(csv.reader(io.StringIO(cli("predict", model, folder, "--csv", "--top", 9, "--readout", "cnn").out)))
+    assert rows[0] == ["image", "class_1", "score_1", "class_2", "score_2"]
+    assert len(rows) == 11
+    assert all(len(row) == 5 for row in rows)
+    assert all(math.isclose(float(row[2]) + float(row[4]), 1, abs_tol=1e-5) for row in rows[1:])
+    line = json.loads(cli("predict", model, folder / "digit 0" / "000.png", "--json", "--readout", "nme").out)
+    assert line["readout"] == "nme"
+    assert -1 <= line["classes"][1]["score"] <= line["classes"][0]["score"] <= 1
+    assert "two formats" in refused(cli, "predict", model, folder, "--json", "--csv")
+    (tmp_path / "hollow").mkdir()
+    assert "holds no image" in refused(cli, "predict", model, tmp_path / "hollow")
+    assert cli("predict", model, folder, "--device", "gpu").code == 2
+    error = refused(cli, "predict", model, tmp_path / "none.png")
+    assert "none.png (No such file or directory)" in error
+
+
+def test_the_read_out_that_was_better_is_used(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
+    learn(cli, model, folder, *SHORT)
+    stored = json.loads((model / store.MODEL).read_text())
+    for readout in ("cnn", "nme"):
+        stored["readout"] = readout
+        (model / store.MODEL).write_text(json.dumps(stored))
+        assert json.loads(cli("predict", model, folder, "--json").out.splitlines()[0])["readout"] == readout
+        assert f"({readout.upper()})" in cli("info", model).out
+
+
+def test_memory_in_megabytes(tmp_path: Path, cli: Cli) -> None:
+    learn(cli, tmp_path / "model", write_digits(tmp_path / "a", {0: 9, 1: 9}), *SHORT, "--memory-mb", 0.002)
+    bundle = store.read(tmp_path / "model")
+    assert bundle.settings.memory == f"total={2000 // (3 * 64)}"
+    assert len(bundle.files(store.EXEMPLARS)) == 10
+
+
+def test_the_image_size_is_that_of_most_pictures(tmp_path: Path) -> None:
+    small = [photos.Photo(save(tmp_path / f"{k}.png", size=(40, 60)), "a") for k in range(3)]
+    large = [photos.Photo(save(tmp_path / f"large-{k}.png", size=(90, 60)), "a") for k in range(4)]
+    bad = photos.Photo(tmp_path / "none.png", "a")
+    assert photos.usual_size([*small, bad]) == 32
+    assert photos.usual_size([*small, *large, bad]) == 64
+    assert photos.usual_size([bad]) == 32
+
+
+def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pictures = [photos.Photo(save(tmp_path / "x.png"), "a")]
+    monkeypatch.setattr(extractor, "default", lambda: None)
+    made = settings.choose(Request(), pictures, "cpu")
+    assert (made.backbone, made.tune, made.image_size, made.copies) == ("small", "all", 32, 0)
+    monkeypatch.setattr(extractor, "default", lambda: "stand-in")
+    monkeypatch.setattr(extractor, "find", lambda name: StandIn())
+    made = settings.choose(Request(), pictures, "cpu")
+    assert (made.backbone, made.tune, made.image_size) == ("stand-in", "head", 8)
+    assert made.copies > 0
+    assert settings.choose(Request(tune="all"), pictures, "cpu").copies == 0
+
+
+@pytest.mark.parametrize("images", [3, 50, 500, 50_000])
+def test_schedules_suit_the_number_of_images(images: int) -> None:
+    chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
+    made = settings.recipe(chosen, images)
+    least, most = settings.FRESH.epochs
+    assert least <= made.schedule.epochs <= most
+    assert made.optim.batch <= max(2, images)
+    assert made.schedule.epochs == least or images < 5000
+
+
+def test_many_classes_are_shown_worst_first() -> None:
+    classes = [Known(f"c{k}", "2030-01-01") for k in range(60)]
+    scores = {f"c{k}": Score(10, 10 - k % 7, 10) for k in range(60)}
+    event = Event("learn", "2030-01-01", [], [], 1, 1, 1.0, scores, {}, {})
+    chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
+    made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn", "")
+    table, more = show.by_class(made, event)
+    assert more == "and 20 classes with better accuracy"
+    assert getattr(table, "row_count") == 40  # noqa: B009
+
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    folder, model = write_digits(tmp_path / "a", {0: 3, 1: 3}), tmp_path / "model"
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.app.model.Model.learn", interrupt)
+        found = cli("learn", model, folder, *SHORT)
+    assert found.code == 130
+    assert f"`edbl learn {model}` goes on where it stopped" in found.err
+    assert "going on" in learn(cli, model).err
+
+
+def test_a_request_is_checked_from_python_too(tmp_path: Path) -> None:
+    with pytest.raises(EdblError, match="--tune"), increment(tmp_path / "m", Request(tune="tail")):
+        pass

@@ -1,0 +1,318 @@
+"""The model on disk: whole at every moment, and never trusted."""
+
+import json
+import multiprocessing
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from edbl import files
+from edbl.app import bundle as store
+from edbl.app import learn
+from edbl.engine import checkpoint
+from tests.conftest import Cli
+from tests.photos import SHORT, held_model, killed_command, write_digits
+
+
+@pytest.fixture(scope="module")
+def _server() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        multiprocessing.set_forkserver_preload(["edbl.app.show", "edbl.cli", "torch._dynamo", "tests.photos"])
+        forkserver.ensure_running()
+        yield
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("photos")
+    write_digits(place / "first", {0: 8, 1: 8})
+    write_digits(place / "second", {2: 8})
+    return place
+
+
+@pytest.fixture(scope="module")
+def _two(tmp_path_factory: pytest.TempPathFactory, photos: Path) -> Path:
+    from typer.testing import CliRunner
+
+    from edbl.cli import app
+
+    folder = tmp_path_factory.mktemp("model") / "model"
+    made = CliRunner().invoke(app, ["learn", str(folder), str(photos / "first"), *map(str, SHORT)])
+    assert made.exit_code == 0, made.output
+    return folder
+
+
+@pytest.fixture
+def model(_two: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(_two, tmp_path / "model"))
+
+
+def change(model: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = model / store.MODEL
+    stored = json.loads(path.read_text())
+    edit(stored)
+    path.write_text(json.dumps(stored))
+
+
+def referenced(model: Path) -> bool:
+    """Tell whether the image files are those that the model refers to."""
+    bundle = store.read(model)
+    return all(
+        {path.name for path in (model / kind).iterdir()} == set(bundle.files(kind))
+        for kind in (store.EXEMPLARS, store.VALIDATION)
+    )
+
+
+def test_what_is_on_disk(model: Path) -> None:
+    bundle = store.read(model)
+    assert sorted(p.name for p in model.iterdir()) == [
+        ".lock",
+        "exemplars",
+        "model.json",
+        "model.safetensors",
+        "validation",
+    ]
+    assert bundle.names == ["digit 0", "digit 1"]
+    assert bundle.sizes == [2]
+    assert [len(known.validation) for known in bundle.classes] == [1, 1]
+    assert [len(known.exemplars) for known in bundle.classes] == [7, 7]
+    assert referenced(model)
+    contents = store.load(model, [store.EXEMPLARS])
+    assert set(contents.images) == set(bundle.files(store.EXEMPLARS))
+    assert all(image.shape == (3, 8, 8) for image in contents.images.values())
+
+
+@pytest.mark.parametrize("command", ["info", "predict", "learn", "forget"])
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda s: s.update(format=2), "written by a newer edbl"),
+        (lambda s: s.update(format="one"), "its format is 'one'"),
+        (lambda s: s.pop("classes"), "'classes' of bundle is missing or unknown"),
+        (lambda s: s.update(extra=1), "'extra' of bundle is missing or unknown"),
+        (lambda s: s.update(sizes=[2, -1]), "'sizes' has a value of the wrong kind"),
+        (lambda s: s.update(sizes=[3]), "its classes do not fit"),
+        (lambda s: s["classes"].append(s["classes"][0]), "its classes do not fit"),
+        (lambda s: s["settings"].update(tune="some"), "'tune' has a value of the wrong kind"),
+        (lambda s: s["settings"].update(image_size=100_000), "out of range"),
+        (lambda s: s["classes"][0]["exemplars"].append("../../../secret.png"), "is no name of an image"),
+        (lambda s: s["history"][0].update(seconds=None), "'seconds' has a value of the wrong kind"),
+    ],
+)  # fmt: skip
+def test_a_bad_description_is_refused(
+    model: Path, photos: Path, cli: Cli, command: str, edit: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    change(model, edit)
+    more: list[object] = {"info": [], "forget": ["digit 0"]}.get(command, [photos / "second"])
+    found = cli(command, model, *more)
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.splitlines()) <= 2
+    assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe"])
+def test_a_description_that_is_no_json(model: Path, cli: Cli, text: bytes) -> None:
+    (model / store.MODEL).write_bytes(text)
+    found = cli("info", model)
+    assert found.code == 2
+    assert "is damaged: model.json: not" in found.err
+
+
+def test_damaged_weights(model: Path, photos: Path, cli: Cli) -> None:
+    path = model / store.WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
+    found = cli("predict", model, photos / "second")
+    assert found.code == 2
+    assert "model.safetensors: its checksum is wrong" in found.err
+    path.unlink()
+    assert "model.safetensors: the file is missing" in cli("learn", model, photos / "second").err
+
+
+def test_weights_of_another_model(model: Path, photos: Path, cli: Cli) -> None:
+    data = safetensors.torch.save({"net.head.weight": torch.zeros(2, 3)})
+    (model / store.WEIGHTS).write_bytes(data)
+    change(model, lambda s: s.update(weights=store._sum(model / store.WEIGHTS)))
+    found = cli("predict", model, photos / "second")
+    assert found.code == 2
+    assert "its weights do not fit this model" in found.err
+
+
+@pytest.mark.parametrize("kind", [store.EXEMPLARS, store.VALIDATION])
+def test_a_missing_or_damaged_image_and_the_way_out(model: Path, photos: Path, cli: Cli, kind: str) -> None:
+    bundle = store.read(model)
+    file = model / kind / bundle.files(kind)[0]
+    file.write_bytes(file.read_bytes()[:60])
+    found = cli("predict", model, photos / "second")
+    assert found.code == 2
+    assert "an image of class 'digit 0', is damaged" in found.err
+    file.unlink()
+    found = cli("predict", model, photos / "second")
+    assert f"`edbl forget {model} 'digit 0'`" in found.err
+    assert cli("forget", model, "digit 0").code == 0
+    assert store.read(model).names == ["digit 1"]
+    assert referenced(model)
+    assert cli("predict", model, photos / "second").code == 0
+
+
+def test_an_image_that_is_not_what_its_name_says(model: Path, photos: Path, cli: Cli) -> None:
+    first, second = store.read(model).files(store.EXEMPLARS)[:2]
+    shutil.copy(model / store.EXEMPLARS / first, model / store.EXEMPLARS / second)
+    assert "is damaged" in cli("predict", model, photos / "second").err
+
+
+def test_new_weights_that_were_not_put_in_place(model: Path, photos: Path, cli: Cli) -> None:
+    (model / store.WEIGHTS).rename(model / store.NEW)
+    (model / store.WEIGHTS).write_bytes(b"the weights before")
+    assert cli("predict", model, photos / "second").code == 0  # a reader changes nothing
+    assert (model / store.NEW).exists()
+    with store.locked(model):
+        assert not (model / store.NEW).exists()
+    assert cli("predict", model, photos / "second").code == 0
+
+
+def test_what_a_killed_writer_left_is_removed(model: Path) -> None:
+    weights = (model / store.WEIGHTS).read_bytes()
+    (model / store.NEW).write_bytes(b"never committed")
+    (model / store.EXEMPLARS / f"{'0' * 32}.png").write_bytes(b"")
+    (model / ".model.json.123.tmp").write_bytes(b"")
+    with store.locked(model):
+        pass
+    assert referenced(model)
+    assert not (model / store.NEW).exists()
+    assert not (model / ".model.json.123.tmp").exists()
+    assert (model / store.WEIGHTS).read_bytes() == weights
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_second_writer_is_refused(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
+    started, end = tmp_path / "started", tmp_path / "end"
+    process = multiprocessing.get_context("forkserver").Process(target=held_model, args=(model, started, end))
+    process.start()
+    try:
+        while not started.exists():
+            assert process.is_alive()
+            time.sleep(0.05)
+        for command in (["learn", model, photos / "second"], ["forget", model, "digit 0"]):
+            found = cli(*command)
+            assert found.code == 2
+            assert f"another process is working in {model}" in found.err
+        assert cli("predict", model, photos / "second").code == 0
+        assert cli("info", model).code == 0
+    finally:
+        end.touch()
+        process.join(30)
+    assert process.exitcode == 0
+    assert cli("forget", model, "digit 0").code == 0
+
+
+def kill(arguments: list[object], write: int, after: bool, log: Path) -> bool:
+    """Run a command that dies at a write; tell whether it did."""
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=killed_command, args=(arguments, write, after, log))
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -9), log.read_text()
+    return process.exitcode == -9
+
+
+def writes(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[str]:
+    """Return the names of the files that ``work`` writes, in order."""
+    names = []
+
+    def write(path: Path, data: bytes) -> None:
+        names.append(path.name)
+        files.write_atomic(path, data)
+
+    with monkeypatch.context() as patch:
+        for module in (store, learn, checkpoint):
+            patch.setattr(module, "write_atomic", write)
+        work()
+    return names
+
+
+@pytest.mark.usefixtures("_server")
+def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
+    model: Path, photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = [photos / "second", "--set", "checkpoint_seconds=0"]
+    whole, old = tmp_path / "whole", store.read(model).weights
+    shutil.copytree(model, whole)
+    names = writes(monkeypatch, lambda: cli("learn", whole, *options))
+    new = store.read(whole).weights
+    assert names[0] == "begun.json"
+    assert names[-2:] == [store.NEW, store.MODEL]
+    middle = names.index("task-1-phase-1-epoch-1.safetensors") + 1  # a checkpoint of the second phase, half written
+    images = next(number for number, name in enumerate(names, 1) if name.endswith(".png"))
+    last = len(names)
+    moments = [(1, False), (1, True), (3, True), (middle, True), (images, True), (last - 1, False), (last - 1, True)]
+    for write, after in [*moments, (last, False), (last, True)]:
+        copy = tmp_path / f"{write}-{after}"
+        shutil.copytree(model, copy)
+        assert kill(["learn", copy, *options], write, after, tmp_path / "log"), (write, after)
+        committed = (write, after) == (last, True)
+        assert store.read(copy).weights == (new if committed else old)
+        store.load(copy, [store.EXEMPLARS, store.VALIDATION])
+        assert cli("predict", copy, photos / "second").code == 0
+        found = cli("learn", copy, *options)
+        assert found.code == 0, found.err
+        assert ("going on with the increment begun" in found.err) == ((write, after) != (1, False) and not committed)
+        assert ("that increment is complete" in found.err) == committed
+        assert store.read(copy).weights == new
+        assert not (copy / store.INCREMENT).exists()
+        assert referenced(copy)
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Path) -> None:
+    model, command = tmp_path / "model", [photos / "first", *SHORT]
+    assert kill(["learn", model, *command], 2, False, tmp_path / "log")
+    for name, more in (("predict", photos), ("info", "--json"), ("forget", "digit 0")):
+        found = cli(name, model, more)
+        assert found.code == 2
+        assert f"`edbl learn {model}` goes on with it" in found.err
+    found = cli("learn", model, photos / "second")
+    assert found.code == 2
+    assert "begun" in found.err
+    assert "--discard drops it" in found.err
+    found = cli("learn", model)
+    assert found.code == 0
+    assert "going on with the increment begun" in found.err
+    assert store.read(model).names == ["digit 0", "digit 1"]
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
+    assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
+    assert "an increment was begun and not finished" in cli("info", model).out
+    assert "--discard` drops it" in cli("forget", model, "digit 0").err
+    assert cli("learn", model, "--memory", "total=9").code == 2  # not what was begun
+    assert cli("learn", model, "--discard").code == 0
+    assert not (model / store.INCREMENT).exists()
+    assert store.read(model).names == ["digit 0", "digit 1"]
+    found = cli("learn", model)
+    assert found.code == 2
+    assert "no begun increment to go on with" in found.err
+
+
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("file", ["begun.json", "images.npy"])
+def test_a_damaged_begun_increment(model: Path, photos: Path, cli: Cli, tmp_path: Path, file: str) -> None:
+    assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
+    path = model / store.INCREMENT / file
+    path.write_bytes(path.read_bytes()[:100])
+    found = cli("learn", model)
+    assert found.code == 2
+    assert "is damaged; drop it with" in found.err
+    assert cli("learn", model, photos / "second", "--discard").code == 0
+    assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]
