@@ -111,8 +111,8 @@ def test_a_bad_description_is_refused(
     model: Path, photos: Path, cli: Cli, command: str, edit: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     change(model, edit)
-    more: list[object] = {"info": [], "forget": ["digit 0"]}.get(command, [photos / "second"])
-    found = cli(command, model, *more)
+    more = {"info": "--json", "forget": "digit 0"}.get(command, str(photos / "second"))
+    found = cli(command, model, more)
     assert found.code == 2
     assert message in found.err
     assert len(found.err.splitlines()) <= 2

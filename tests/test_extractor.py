@@ -1,3 +1,4 @@
+import importlib
 import sys
 import threading
 from importlib.util import find_spec
@@ -426,6 +427,16 @@ def test_a_network_of_timm(timm: SimpleNamespace) -> None:
 def test_without_timm_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     assert "pip install 'edbl[timm]'" in message("timm:resnet18")
+
+
+def test_a_timm_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    text = message("timm:resnet18")
+    assert "cannot be imported: operator torchvision::nms does not exist" in text
+    assert "pip install 'edbl[timm]'" in text
 
 
 @pytest.mark.usefixtures("timm")

@@ -232,8 +232,9 @@ def learn(
             return
         begun.prepare()
         with _live() as progress:
-            done = begun.learn(progress)
-    console.print(show.report(model, done.bundle, done.event), highlight=False)
+            learnt = begun.learn(progress)
+        bundle = begun.commit(learnt)
+    console.print(show.report(model, bundle), highlight=False)
 
 
 @app.command()

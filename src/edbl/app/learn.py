@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -52,7 +51,6 @@ class Begun:
     number: int  # increments before it
     base: str  # SHA-256 of the weights that it starts from; empty for a new model
     settings: Settings
-    recipe: dict[str, Any]
     names: list[str]
     labels: list[int]  # of each row of the images, a number into ``names``
     digests: list[str]  # of each row; empty for a file that could not be read
@@ -174,20 +172,18 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
-    kept = base.bundle.files(EXEMPLARS) if base else []
     if not train:
         raise EdblError("there is nothing to learn: the model knows all these images already")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{repeated:,} images left out: they come twice, or the model keeps them already")
     Budget.parse(settings.memory).check(len({*known, *names}))
-    made = recipe(settings, len(train) + len(kept))
+    recipe(settings, len(train))  # what --set makes impossible is said before anything is begun
     begun = Begun(
         request=request,
         began=_now(),
         number=base.bundle.increments if base else 0,
         base=base.bundle.weights if base else "",
         settings=settings,
-        recipe=made.values(),
         names=names,
         labels=labels,
         digests=digests,
@@ -221,14 +217,6 @@ def _split(
     return train, held
 
 
-@dataclass(frozen=True)
-class Report:
-    """What an increment came to."""
-
-    bundle: Bundle
-    event: Event
-
-
 class Increment:
     """An increment whose photos are read."""
 
@@ -253,10 +241,11 @@ class Increment:
         """Compute the features of all images, where the backbone is frozen."""
         self.train, self.held = self._seen(self.begun.train, "train"), self._seen(self.begun.held, "held")
 
-    def learn(self, progress: Progress) -> Report:
-        """Learn, measure, and replace the model."""
+    def learn(self, progress: Progress) -> Contents:
+        """Learn and measure, and return the new model, which is not on disk yet."""
         begun, base = self.begun, self.base
-        model = build(self.settings, _recipe(begun.recipe), self.device, progress)
+        made_by = self._recipe()
+        model = build(self.settings, made_by, self.device, progress)
         old = list(base.bundle.names) if base else []
         kept, kept_labels = held_out(base) if base else (self._empty(), list[str]())
         if base:
@@ -272,7 +261,7 @@ class Increment:
         after = measure(model, kept, kept_labels)
         fresh = measure(model, self.held, held_labels)
         scores = {name: after[name] + fresh[name] for name in model.names}
-        made = self._bundle(model, new)
+        made = self._bundle(model, made_by, new)
         event = Event(
             kind="learn",
             date=_now(),
@@ -287,10 +276,13 @@ class Increment:
         )
         made.history.append(event)
         made.readout = better(event.total(), model.method.readout)
-        progress.busy("saving the model")
-        store.write(self.folder, made, self._tensors(model, made, kept, kept_labels), self._images(model, made))
+        return Contents(made, self._tensors(model, made, kept, kept_labels), self._images(model, made))
+
+    def commit(self, learnt: Contents) -> Bundle:
+        """Replace the model by the new one."""
+        store.write(self.folder, learnt.bundle, learnt.tensors, learnt.images)
         store.discard(self.folder)
-        return Report(made, event)
+        return learnt.bundle
 
     def _seen(self, rows: Sequence[int], kind: str) -> Tensor:
         """Return images as the model takes them: pixels or, of a frozen backbone, features."""
@@ -324,7 +316,14 @@ class Increment:
         extractor = pretrained(self.settings.backbone)
         return torch.empty(0, 1, extractor.width if extractor else 0, dtype=torch.float16)
 
-    def _bundle(self, model: Model, new: Sequence[str]) -> Bundle:
+    def _recipe(self) -> Recipe:
+        images = len(self.train) + (len(self.base.bundle.files(EXEMPLARS)) if self.base else 0)
+        if self.settings.tune == "all":
+            return recipe(self.settings, images)
+        square = float(self.train[:, 0].float().square().sum(1).mean())
+        return recipe(self.settings, images, max(square, 1e-6) ** 0.5)
+
+    def _bundle(self, model: Model, made_by: Recipe, new: Sequence[str]) -> Bundle:
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
         now = _now()
@@ -339,7 +338,7 @@ class Increment:
             entry.validation = (entry.validation + fresh)[:HELD_KEPT]
         return Bundle(
             settings=self.settings,
-            recipe=begun.recipe,
+            recipe=made_by.values(),
             classes=[known[name] for name in model.names],
             sizes=list(model.sizes),
             increments=model.increments,
@@ -398,10 +397,6 @@ def _saved(path: Path) -> Tensor | None:
         return None
 
 
-def _recipe(values: dict[str, Any]) -> Recipe:
-    return Recipe.of({key: value for key, value in values.items() if value is not None})
-
-
 def restore(folder: Path, model: Model, contents: Contents) -> None:
     """Bring a model back as it was."""
     bundle = contents.bundle
@@ -436,7 +431,7 @@ def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) 
     if without:
         contents = _without(contents, without)
     try:
-        made = _recipe(contents.bundle.recipe)
+        made = Recipe.of(contents.bundle.recipe)
     except EdblError as error:
         raise store.damaged(folder, store.MODEL, f"its recipe: {error}") from error
     model = build(contents.bundle.settings, made, device)

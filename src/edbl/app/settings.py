@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
+from torch import Generator
 
 from edbl import config
 from edbl.app.bundle import Settings
@@ -17,7 +18,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.nets.backbones import BACKBONES
+from edbl.nets.backbones import BACKBONES, Backbone
 from edbl.recipe import Recipe
 from edbl.schedule import Schedule
 
@@ -48,7 +49,7 @@ class Preset:
     epochs: tuple[int, int]  # least, and most for the sake of `steps`
     steps: int  # updates that an increment of few images should come to
     batch: int
-    lr: float
+    lr: float  # where the backbone is frozen: for features of length 1
     balance_lr: float
     warmup: int
     weight_decay: float
@@ -56,14 +57,12 @@ class Preset:
 
 
 FROZEN = Preset(
-    epochs=(15, 100), steps=300, batch=64, lr=0.003, balance_lr=0.001, warmup=2, weight_decay=2e-4, max_rounds=8
+    epochs=(15, 100), steps=300, batch=64, lr=6.0, balance_lr=2.0, warmup=2, weight_decay=2e-4, max_rounds=8
 )
 TUNED = Preset(
     epochs=(10, 60), steps=300, batch=32, lr=0.01, balance_lr=0.002, warmup=1, weight_decay=2e-4, max_rounds=2
 )
-FRESH = Preset(
-    epochs=(20, 120), steps=600, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=2
-)
+FRESH = Preset(epochs=(15, 60), steps=300, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=2)
 COPIES = 4  # changed copies of each image whose features a frozen model learns from
 
 
@@ -132,6 +131,8 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
     size = request.image_size or (found.image_size if found else usual_size(photos))
     if found is not None:
         found.check(size)
+    if method == "podnet" and backbone.startswith("timm:"):
+        raise EdblError("podnet looks into its net, which one of timm does not let it; use another method or backbone")
     settings = Settings(
         method=method,
         backbone=backbone,
@@ -213,14 +214,17 @@ def exemplar_bytes(settings: Settings, width: int) -> int:
     return 3 * settings.image_size**2 + (2 * (1 + settings.copies) * width if settings.tune == "head" else 0)
 
 
-def recipe(settings: Settings, images: int) -> Recipe:
-    """Return the recipe of an increment that learns from so many images, exemplars among them."""
+def recipe(settings: Settings, images: int, length: float = 1.0) -> Recipe:
+    """Return the recipe of an increment that learns from so many images, exemplars among them.
+
+    ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
+    """
     found = pretrained(settings.backbone)
     preset = FRESH if found is None else FROZEN if settings.tune == "head" else TUNED
     batch = min(preset.batch, max(2, images))
     least, most = preset.epochs
     epochs = min(max(least, math.ceil(preset.steps / max(1, images // batch))), most)
-    train = Schedule(epochs, preset.lr, (), shape="cosine")
+    train = Schedule(epochs, preset.lr / length**2, (), shape="cosine")
     values: dict[str, Any] = {
         "method": settings.method,
         "data.name": ".",  # any folder: what suits photos
@@ -242,7 +246,7 @@ def recipe(settings: Settings, images: int) -> Recipe:
         if isinstance(item.default, Schedule):  # a further phase
             shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
             if item.name == "balance":
-                shorter = Schedule(shorter.epochs, preset.balance_lr, (), shape="cosine")
+                shorter = Schedule(shorter.epochs, preset.balance_lr / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
     known = Recipe.keys(settings.method)
     return Recipe.of({k: v for k, v in values.items() if k in known} | settings.given)
@@ -256,5 +260,12 @@ def build(settings: Settings, made: Recipe, device: str, progress: Progress | No
         return Model(made, (found.width,), Views(), progress=progress)
     data, side = made.data, settings.image_size
     transform = Transform.of(data.augment, data.pad, data.mean, data.std, pick_device(device), data.brightness)
-    make = found.backbone if found is not None else None
+    if found is None:
+        return Model(made, torch.Size((3, side, side)), transform, progress=progress)
+
+    def make(generator: Generator) -> Backbone:
+        backbone = found.backbone(generator)
+        backbone.last_relu = find_method(made.method).last_relu
+        return backbone
+
     return Model(made, torch.Size((3, side, side)), transform, progress=progress, make=make)

@@ -20,8 +20,9 @@ ROWS = 40  # classes in a table before only the worst are shown
 READOUTS: tuple[Readout, ...] = ("cnn", "nme")
 
 
-def report(folder: Path, bundle: Bundle, event: Event) -> RenderableType:
-    """Return what an increment came to."""
+def report(folder: Path, bundle: Bundle) -> RenderableType:
+    """Return what the last increment came to."""
+    event = bundle.history[-1]
     old = [name for name in event.scores if name not in event.classes]
     lines = [f"learnt {count(event.classes, 'new class')}{_named(event.classes)} from {event.images:,} images"]
     if event.refreshed:
