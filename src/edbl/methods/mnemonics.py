@@ -18,6 +18,7 @@ from edbl.data.stream import Task
 from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Phase
+from edbl.methods.lucir import class_sums
 from edbl.methods.rkd import RKD
 from edbl.nets.heads import CosineHead
 from edbl.schedule import Schedule
@@ -74,8 +75,7 @@ class Mnemonics(RKD):
         super().begin(task, generator)
         if not task.old:
             return
-        none = torch.zeros_like(self.cosine_head.weight)
-        self.cosine_head.imprint(class_means(self.features(task.train), task.train.y - task.old, none))
+        self.cosine_head.imprint(class_sums(self.features(task.train), task.train.y - task.old, task.new))
         if self.config.transfer == "scale":
             for layer in list(self.net.backbone.modules()):
                 if isinstance(layer, nn.Conv2d | nn.Linear):
