@@ -18,30 +18,14 @@ from edbl.engine.progress import Progress
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.bic import BiC, hold_out
-from edbl.nets.backbones import MLP, Watch, initialise
+from edbl.nets.backbones import MLP, Watch
 from edbl.nets.heads import CorrectedHead, LinearHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
+from tests.vectors import WIDTH, images_of, seeded, small
 
 Vector = list[float]
-WIDTH = 6
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def images_of(counts: list[int], first: int = 0, seed: int = 0) -> Images:
-    """Return random vectors, class by class from class ``first``."""
-    y = torch.tensor([first + k for k, count in enumerate(counts) for _ in range(count)], dtype=torch.int64)
-    return Images(torch.randn(len(y), WIDTH, generator=seeded(seed)), y)
-
-
-def small(generator: torch.Generator) -> MLP:
-    backbone = MLP(WIDTH, width=8)
-    initialise(backbone, generator)
-    return backbone
 
 
 class Straight(MLP):

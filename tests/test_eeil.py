@@ -10,35 +10,17 @@ import torch
 from torch import Tensor
 
 from edbl import Recipe, resume, run
-from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.eeil import EEIL, add_noise, task_distillation
-from edbl.nets.backbones import MLP, initialise
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import Killed, Killer, last_state, recipe, same
+from tests.vectors import WIDTH, images_of, seeded, small
 
 Vector = list[float]
-WIDTH = 6
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def images_of(counts: list[int], first: int = 0, seed: int = 0) -> Images:
-    """Return random vectors, class by class from class ``first``."""
-    y = torch.tensor([first + k for k, count in enumerate(counts) for _ in range(count)], dtype=torch.int64)
-    return Images(torch.randn(len(y), WIDTH, generator=seeded(seed)), y)
-
-
-def small(generator: torch.Generator) -> MLP:
-    backbone = MLP(WIDTH, width=8)
-    initialise(backbone, generator)
-    return backbone
 
 
 def move(net: Net, seed: int) -> None:
