@@ -137,6 +137,36 @@ def test_normalise_is_per_channel(augment: str) -> None:
             torch.testing.assert_close(normal[k, c], expected)
 
 
+def test_images_get_brighter_and_darker_up_to_white() -> None:
+    images = torch.tensor([10, 200, 255], dtype=torch.uint8).view(1, 1, 1, 3).expand(500, -1, -1, -1)
+    brighter = Transform.of("none", 0, (0.0,), (1 / 255,), CPU, brightness=0.5).augment(images, seeded()).squeeze()
+    factor = brighter[:, 0] / 10
+    assert 0.5 <= factor.min() < 0.52
+    assert 1.48 < factor.max() <= 1.5
+    torch.testing.assert_close(brighter[:, 1], (200 * factor).clamp(max=255))
+    torch.testing.assert_close(brighter[:, 2], (255 * factor).clamp(max=255))
+
+
+@pytest.mark.parametrize("side", [1, 4, 5, 16])
+def test_cutout_blanks_a_square_wherever_its_centre_falls(side: int) -> None:
+    images = distinct_images(1, 3, 7, 9).expand(3000, -1, -1, -1)
+    plain = transform("none")
+    cut = Transform.of("none", 0, MEAN, STD, CPU, cutout=side).augment(images, seeded())
+    found = set()
+    for changed, whole in zip(cut, plain.normalise(images), strict=True):
+        blank = (changed == 0).all(0)
+        assert torch.equal(changed[:, ~blank], whole[:, ~blank])
+        found.add(tuple(blank.flatten().tolist()))
+    expected = set()
+    for row in range(7):
+        for column in range(9):
+            mask = torch.zeros(7, 9, dtype=torch.bool)
+            top, left = row - side // 2, column - side // 2
+            mask[max(0, top) : top + side, max(0, left) : left + side] = True
+            expected.add(tuple(mask.flatten().tolist()))
+    assert found == expected
+
+
 def test_none_is_pure_normalisation() -> None:
     images = distinct_images(30, 3, 5, 5)
     plain, generator = transform("none"), seeded()

@@ -74,13 +74,13 @@ def test_a_frozen_copy_has_kernels_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("crop", "flip"), [(True, True), (True, False), (False, True), (False, False)])
-def test_moved_pixels_are_the_same_bits(channels: int, crop: bool, flip: bool) -> None:
+@pytest.mark.parametrize("augment", ["crop-flip", "crop", "flip", "none"])
+@pytest.mark.parametrize(("brightness", "cutout"), [(0.0, 0), (0.5, 0), (0.0, 4), (1.0, 5)])
+def test_changed_pixels_are_the_same_bits(channels: int, augment: str, brightness: float, cutout: int) -> None:
     generator = torch.Generator().manual_seed(2)
     x = torch.randint(0, 256, (5, channels, 7, 18), dtype=torch.uint8, generator=generator)
-    stats = torch.rand(2, channels, 1, 1, generator=generator) * 200 + 1
-    transform = Transform(stats[0], stats[1], crop, flip, pad=2)
-    shift = torch.randint(5, (2, 5, 1), generator=generator) if crop else None
-    flipped = torch.tensor([True, False, True, True, False]).unsqueeze(1) if flip else None
-    moved = move(x, shift, flipped, stats[0], stats[1], pad=2)
-    assert torch.equal(moved, transform.normalise(transform._moved(x, shift, flipped)))
+    mean, std = (torch.rand(channels, generator=generator) + 0.01).tolist(), [0.3] * channels
+    transform = Transform.of(augment, 2, mean, std, x.device, brightness, cutout)
+    changes = transform.draw(x, generator)
+    moved = move(x, changes, transform.mean, transform.std, pad=2, side=cutout)
+    assert torch.equal(moved, transform.change(x, changes))

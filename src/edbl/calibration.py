@@ -16,6 +16,8 @@ READOUTS: tuple[Literal["cnn", "nme"], ...] = ("cnn", "nme")
 BASE: Mapping[str, object] = {
     "data.name": "cifar100",
     "data.holdout": 0.1,
+    "data.brightness": 0.0,
+    "data.cutout": 0,
     "stream.protocol": "base0",
     "stream.phases": 5,
     "stream.order": "1993",
@@ -23,8 +25,9 @@ BASE: Mapping[str, object] = {
     "schedule.epochs": 30,
     "schedule.milestones": (12, 20, 26),
     "schedule.lr": 0.1,
+    "schedule.shape": "steps",
     "optim.batch": 128,
-    "optim.weight_decay": 2e-4,
+    "optim.weight_decay": 5e-4,
     "optim.nesterov": True,
     "optim.warmup": 5,
     "options.temperature": 2.0,
@@ -35,14 +38,15 @@ EDBL: Mapping[str, object] = {
     "options.balance.epochs": 20,
     "options.balance.milestones": (6, 12, 16),
     "options.balance.lr": 0.01,
+    "options.balance.shape": "steps",
     "options.balance_kd_weight": 1.0,
-    "options.gamma": 300.0,
+    "options.gamma": 100.0,
     "options.alpha": 5e-6,
-    "options.counts": "effective",
+    "options.counts": "raw",
     "options.weight_sum": "classes",
     "options.detach": True,
     "options.reading": "batch",
-    "options.max_rounds": 16,
+    "options.max_rounds": 3,
     "options.ratio_per": "pass",
     "options.first_task": "mixup",
 }
@@ -63,33 +67,37 @@ QUESTIONS = (
         "Weight decay, Nesterov momentum, warm-up (A16)",
         "rkd",
         {
-            "2e-4": {},
-            "5e-4": {"optim.weight_decay": 5e-4},
+            "2e-4": {"optim.weight_decay": 2e-4},
+            "5e-4": {},
             "1e-3": {"optim.weight_decay": 1e-3},
-            "5e-4, plain momentum": {"optim.weight_decay": 5e-4, "optim.nesterov": False},
-            "5e-4, no warm-up": {"optim.weight_decay": 5e-4, "optim.warmup": 0},
+            "5e-4, plain momentum": {"optim.nesterov": False},
+            "5e-4, no warm-up": {"optim.warmup": 0},
         },
     ),
     Question(
-        "Class counts in lambda_k and gamma (A5, A6)",
+        'Reading of "N/2 times" and its cap, class counts in lambda_k (A2, A6)',
         "edbl",
         {
-            "raw, gamma 300": {"options.counts": "raw"},
-            "effective, gamma 300": {},
-            "effective, gamma 100": {"options.gamma": 100.0},
-            "effective, gamma 30": {"options.gamma": 30.0},
-            "raw, gamma 30": {"options.counts": "raw", "options.gamma": 30.0},
+            "within each batch, at most 16, effective": {"options.max_rounds": 16, "options.counts": "effective"},
+            "within each batch, at most 6, raw": {"options.max_rounds": 6},
+            "within each batch, at most 3, raw": {},
+            "within each batch, at most 3, effective": {"options.counts": "effective"},
+            "over the epoch, effective": {
+                "options.reading": "epoch",
+                "options.max_rounds": 0,
+                "options.counts": "effective",
+            },
+            "old and new once together, raw": {"options.reading": "concat"},
         },
     ),
     Question(
-        'Reading of "N/2 times" and its cap (A2)',
+        "Scale of lambda_k: gamma (A5)",
         "edbl",
         {
-            "within each batch, at most 16": {},
-            "within each batch, at most 6": {"options.max_rounds": 6},
-            "within each batch, at most 3": {"options.max_rounds": 3},
-            "over the epoch": {"options.reading": "epoch"},
-            "old and new once together": {"options.reading": "concat"},
+            "300": {"options.gamma": 300.0},
+            "100": {},
+            "30": {"options.gamma": 30.0},
+            "10": {"options.gamma": 10.0},
         },
     ),
     Question(
@@ -98,6 +106,7 @@ QUESTIONS = (
         {
             "weight 1": {},
             "weight 2": {"options.kd_weight": 2.0, "options.balance_kd_weight": 2.0},
+            "weight 4": {"options.kd_weight": 4.0, "options.balance_kd_weight": 4.0},
             "weight 0.5": {"options.kd_weight": 0.5, "options.balance_kd_weight": 0.5},
             "temperature 4, weight 0.25": {
                 "options.temperature": 4.0,
@@ -110,6 +119,22 @@ QUESTIONS = (
         "One ratio per pass or per sample (A3)", "edbl", {"per pass": {}, "per sample": {"options.ratio_per": "sample"}}
     ),
     Question("Gradient through the factor (A10)", "edbl", {"detached": {}, "attached": {"options.detach": False}}),
+    Question("The first task (A12)", "edbl", {"mixed": {}, "plain": {"options.first_task": "plain"}}),
+    Question(
+        "Augmentation",
+        "edbl",
+        {
+            "crop and flip": {},
+            "and brightness": {"data.brightness": 63 / 255},
+            "and cutout of 8": {"data.cutout": 8},
+            "and cutout of 16": {"data.cutout": 16},
+        },
+    ),
+    Question(
+        "Shape of the schedule",
+        "edbl",
+        {"steps": {}, "cosine": {"schedule.shape": "cosine", "options.balance.shape": "cosine"}},
+    ),
 )
 
 

@@ -215,7 +215,7 @@ def _names(count: int) -> list[str]:
 
 def _build(recipe: Recipe, read: _Vectors | _Images, progress: Progress) -> Model:
     data, device = recipe.data, environment.pick_device(recipe.device)
-    transform = Transform.of(data.augment, data.pad, data.mean, data.std, device, data.brightness)
+    transform = Transform.of(data.augment, data.pad, data.mean, data.std, device, data.brightness, data.cutout)
     return Model(recipe, read.shape, transform, progress=progress)
 
 

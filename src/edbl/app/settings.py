@@ -259,7 +259,9 @@ def build(settings: Settings, made: Recipe, device: str, progress: Progress | No
     if settings.tune == "head" and found is not None:
         return Model(made, (found.width,), Views(), progress=progress)
     data, side = made.data, settings.image_size
-    transform = Transform.of(data.augment, data.pad, data.mean, data.std, pick_device(device), data.brightness)
+    transform = Transform.of(
+        data.augment, data.pad, data.mean, data.std, pick_device(device), data.brightness, data.cutout
+    )
     if found is None:
         return Model(made, torch.Size((3, side, side)), transform, progress=progress)
 

@@ -1,12 +1,22 @@
-"""Augmentation on the device, a batch at a time: random crop, flip, brightness, normalisation."""
+"""Augmentation on the device, a batch at a time: random crop, flip, brightness, cutout, normalisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
+
+
+class Changes(NamedTuple):
+    """What chance does to each of ``n`` images; None for what is not done."""
+
+    shift: Tensor | None  # rows and columns by which the padded image is cropped, [2, n, 1]
+    flipped: Tensor | None  # [n, 1]
+    bright: Tensor | None  # a factor, [n, 1, 1, 1]
+    hole: Tensor | None  # row and column of the centre of what is blanked, [2, n, 1]
 
 
 @dataclass(frozen=True)
@@ -19,6 +29,7 @@ class Transform:
     flip: bool
     pad: int
     brightness: float = 0.0
+    cutout: int = 0
 
     @staticmethod
     def of(
@@ -28,31 +39,57 @@ class Transform:
         std: Sequence[float],
         device: torch.device,
         brightness: float = 0.0,
+        cutout: int = 0,
     ) -> "Transform":
         """Build from recipe values; ``augment`` is ``crop-flip``, ``crop``, ``flip`` or ``none``."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
-        return Transform(mean_level, std_level, "crop" in augment, "flip" in augment, pad, brightness)
+        return Transform(mean_level, std_level, "crop" in augment, "flip" in augment, pad, brightness, cutout)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
         return x if x.ndim == 2 else (x.float() - self.mean) / self.std
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
-        """Return images at random places, mirrored, brighter or darker, as the network takes them."""
+        """Return images at random places, mirrored, brighter or darker, partly blank, as the network takes them."""
         if x.ndim == 2:
             return x
-        n, device = len(x), x.device
-        flipped = torch.rand(n, 1, generator=generator, device=device) < 0.5 if self.flip else None
-        shift = torch.randint(2 * self.pad + 1, (2, n, 1), generator=generator, device=device) if self.crop else None
-        if x.is_cuda and not self.brightness and find_spec("triton"):
+        changes = self.draw(x, generator)
+        if x.is_cuda and find_spec("triton"):
             from edbl.data.kernels import move
 
-            return move(x, shift, flipped, self.mean, self.std, self.pad)
-        x = self._moved(x, shift, flipped)
-        if self.brightness:
-            factor = torch.rand(n, 1, 1, 1, generator=generator, device=device) * 2 - 1
-            x = (x * (1 + self.brightness * factor)).clamp(0, 255)
-        return self.normalise(x)
+            return move(x, changes, self.mean, self.std, self.pad, self.cutout)
+        return self.change(x, changes)
+
+    def draw(self, x: Tensor, generator: Generator) -> Changes:
+        """Return what chance does to these images."""
+        n, _, height, width = x.shape
+
+        def uniform(*shape: int) -> Tensor:
+            return torch.rand(shape, generator=generator, device=x.device)
+
+        flipped = uniform(n, 1) < 0.5 if self.flip else None
+        places = 2 * self.pad + 1
+        shift = torch.randint(places, (2, n, 1), generator=generator, device=x.device) if self.crop else None
+        bright = 1 + self.brightness * (uniform(n, 1, 1, 1) * 2 - 1) if self.brightness else None
+        hole = None
+        if self.cutout:
+            hole = torch.stack([uniform(n, 1) * height, uniform(n, 1) * width]).long()
+        return Changes(shift, flipped, bright, hole)
+
+    def change(self, x: Tensor, changes: Changes) -> Tensor:
+        """Return images with these changes, as the network takes them."""
+        x = self._moved(x, changes.shift, changes.flipped)
+        if changes.bright is not None:
+            x = (x * changes.bright).clamp(max=255)
+        x = self.normalise(x)
+        return x if changes.hole is None else self._blanked(x, changes.hole)
+
+    def _blanked(self, x: Tensor, hole: Tensor) -> Tensor:
+        """Return images with a square around the centre ``hole`` at their mean."""
+        first = hole - self.cutout // 2  # [2, n, 1]
+        rows, columns = (torch.arange(side, device=x.device) - at for side, at in zip(x.shape[2:], first, strict=True))
+        down, right = ((place >= 0) & (place < self.cutout) for place in (rows, columns))
+        return x.masked_fill((down.unsqueeze(2) & right.unsqueeze(1)).unsqueeze(1), 0.0)
 
     def _moved(self, x: Tensor, shift: Tensor | None, flipped: Tensor | None) -> Tensor:
         if shift is None and flipped is None:

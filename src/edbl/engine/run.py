@@ -104,7 +104,7 @@ class _Session:
         if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
             raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
         self.transform = Transform.of(
-            settings.augment, settings.pad, settings.mean, settings.std, device, settings.brightness
+            settings.augment, settings.pad, settings.mean, settings.std, device, settings.brightness, settings.cutout
         )
         own = recipe.method.endswith(".py")
         self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
