@@ -68,23 +68,27 @@ def gradients(net: ResNet, x: Tensor, target: Tensor, cast: bool) -> tuple[Tenso
 )
 def test_fused_kernels_compute_the_network(widths: tuple[int, ...], blocks: int, side: int, batch: int) -> None:
     net = resnet(widths, blocks)
-    x, target = torch.randn(batch, 3, side, side, device=GPU), torch.randn(batch, widths[-1], device=GPU)
-    truth = gradients(copy.deepcopy(net).double(), x.double(), target.double(), cast=False)
-    usual = gradients(copy.deepcopy(net), x, target, cast=True)
-    ours = copy.deepcopy(net)
-    ours.fuse((3, side, side))
-    assert ours.fused is not None
-    fused = gradients(ours, x, target, cast=False)
+    generator = torch.Generator(GPU).manual_seed(3)
+    errors: list[list[tuple[float, float]]] = []  # ours and the usual ones of features and gradients, by draw
+    for _ in range(4):
+        x = torch.randn(batch, 3, side, side, device=GPU, generator=generator)
+        target = torch.randn(batch, widths[-1], device=GPU, generator=generator)
+        truth = gradients(copy.deepcopy(net).double(), x.double(), target.double(), cast=False)
+        usual = gradients(copy.deepcopy(net), x, target, cast=True)
+        ours, again = copy.deepcopy(net), copy.deepcopy(net)
+        ours.fuse((3, side, side))
+        again.fuse((3, side, side))
+        assert ours.fused is not None
+        fused = gradients(ours, x, target, cast=False)
+        triples = zip((fused[0], *fused[1]), (usual[0], *usual[1]), (truth[0], *truth[1]), strict=True)
+        errors.append([(error(mine, right), error(theirs, right)) for mine, theirs, right in triples])
+        for mine, right in zip(fused[2], truth[2], strict=True):
+            assert error(mine, right) < 2e-2
+        for first, second in zip(gradients(again, x, target, cast=False)[1], fused[1], strict=True):
+            assert torch.equal(first, second)
     # Rounding to bf16 makes errors; ours must be no larger than those of the usual bf16 pass.
-    assert error(fused[0], truth[0]) < 1.5 * error(usual[0], truth[0]) + 1e-4
-    for mine, theirs, right in zip(fused[1], usual[1], truth[1], strict=True):
-        assert error(mine, right) < 1.5 * error(theirs, right) + 2e-2
-    for mine, right in zip(fused[2], truth[2], strict=True):
-        assert error(mine, right) < 2e-2
-    again = copy.deepcopy(net)
-    again.fuse((3, side, side))
-    for first, second in zip(gradients(again, x, target, cast=False)[1], fused[1], strict=True):
-        assert torch.equal(first, second)
+    for mine, theirs in torch.tensor(errors).mean(0).tolist():
+        assert mine < 1.5 * theirs + 1e-2
 
 
 def test_fused_teacher_computes_the_network() -> None:
