@@ -58,7 +58,7 @@ def test_settings_are_the_papers() -> None:
 def test_questions_of_the_calibration() -> None:
     runs = {run.folder: run.recipe for run in planned(paper.find("calibration"), [0])}
     assert all(recipe.data.holdout == 0.1 for recipe in runs.values()), "never on test images"
-    assert runs["calibration/edbl-max_rounds-16-counts-effective-seed0"].values()["options.max_rounds"] == 16
+    assert runs["calibration/edbl-reading-batch-max_rounds-1-seed0"].values()["options.max_rounds"] == 1
     assert "calibration/edbl-base-seed0" in runs
     for name, recipe in runs.items():
         pinned = {**BASE, **(EDBL if recipe.method == "edbl" else {})}

@@ -47,7 +47,7 @@ class Experiment:
 
     name: str
     title: str
-    number: Literal["average", "last", "phases"]  # what a cell holds, of the accuracies after each phase
+    number: Literal["average", "last", "phases", "readouts"]  # what a cell holds, of the accuracies after each phase
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     drawn: Literal["table", "curves", "tsne"] = "table"
