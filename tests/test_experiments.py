@@ -148,8 +148,27 @@ def test_mistakes_are_explained(arguments: list[str], message: str, cli: Cli, tm
     assert message in done.err
 
 
+def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    places = ["--results", tmp_path, "--out", tmp_path / "docs" / "page.md", "--readme", readme]
+    readme.write_text("Before.\n<!-- results -->\nold\n<!-- end of results -->\nAfter.\n")
+    (tmp_path / "docs").mkdir()
+    done = cli("results", *places)
+    assert done.code == 0, done.err
+    text = readme.read_text()
+    assert text.startswith("Before.\n<!-- results -->\n| | EDBL, CNN |")
+    assert text.endswith("*50.0* |\n<!-- end of results -->\nAfter.\n")
+    readme.write_text("No marks.")
+    refused = cli("results", *places)
+    assert refused.code == 2
+    assert "there is no place for the table" in refused.err
+    assert readme.read_text() == "No marks."
+
+
 def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:
     made = paper.page(ROOT / "results", tmp_path / "results")
-    assert made == (ROOT / "docs" / "results.md").read_text(), "run `edbl results`"
+    assert made == (ROOT / "docs" / "results.md").read_text(), "run `edbl results --readme README.md`"
+    readme = (ROOT / "README.md").read_text()
+    assert paper.with_headline(readme, ROOT / "results") == readme, "run `edbl results --readme README.md`"
     assert paper.calibration_page(ROOT / "results") == (ROOT / "docs" / "calibration.md").read_text()
     assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").iterdir()}

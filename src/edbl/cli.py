@@ -408,11 +408,16 @@ def results_(
     out: Annotated[Path, typer.Option(help="The page to write; figures go to a folder beside it.")] = Path(
         "docs/results.md"
     ),
+    readme: Annotated[
+        Path | None, typer.Option(help="A text whose table between <!-- results --> marks is written anew.")
+    ] = None,
 ) -> None:
     """Write the page of all tables and figures of the paper, and beside it that of the calibration, from records."""
     from edbl.files import write_atomic
     from edbl.report import paper
 
+    if readme is not None:
+        write_atomic(readme, paper.with_headline(readme.read_text(), results).encode())
     write_atomic(out, paper.page(results, out.with_suffix("")).encode())
     write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
     console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edbl import calibration, records
-from edbl.errors import unknown
+from edbl.errors import EdblError, unknown
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
 from edbl.files import write_atomic
 from edbl.recipe import Recipe
@@ -16,6 +16,7 @@ from edbl.report.tables import Stat, groups
 
 KEPT = (records.RECORD, records.CONFUSIONS, "recipe.toml")  # of a run, for the folder of results
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
+MARKS = "<!-- results -->", "<!-- end of results -->"  # around the table in a README
 HEAD = """# Results
 
 Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
@@ -177,6 +178,29 @@ def calibration_page(results: Path) -> str:
         shown = table(calibration.experiment(question), results)
         parts.append(f"## {question.text}\n\n{shown}\n\n{question.decision or 'Not decided yet.'}\n")
     return "\n".join(parts)
+
+
+def headline(results: Path) -> str:
+    """Return EDBL's average accuracy in every experiment that has run or has a goal, as a short Markdown table."""
+    lines = ["| | EDBL, CNN | EDBL, NME |", "|---|---|---|"]
+    for name in ("table2", "table1"):
+        shown = EXPERIMENTS[name]
+        rows = [row for row in shown.rows if row.method == "edbl"]
+        for number, column in enumerate(shown.columns):
+            runs = found(results, column, rows[0])
+            cells = [_cell(_numbers(runs, row, shown), len(runs)) + _printed(row.printed[number]) for row in rows]
+            protocol = {"base0": "Base-0", "base-half": "Base-half"}[str(column.settings["stream.protocol"])]
+            lines.append(f"| {protocol}, {column.label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def with_headline(text: str, results: Path) -> str:
+    """Return a README whose table between `MARKS` is that of `headline`."""
+    before, begin, rest = text.partition(MARKS[0])
+    _, end, after = rest.partition(MARKS[1])
+    if not (begin and end):
+        raise EdblError(f"there is no place for the table: put {MARKS[0]} and {MARKS[1]} on lines of their own")
+    return f"{before}{begin}\n{headline(results)}\n{end}{after}"
 
 
 def _runs(results: Path) -> str:
