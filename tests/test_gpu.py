@@ -99,6 +99,15 @@ def test_fused_teacher_computes_the_network() -> None:
     assert error(net(x), truth) < 1e-2
 
 
+def test_augmentation_by_kernel_is_the_usual_one() -> None:
+    x = torch.randint(0, 256, (2000, 3, 32, 32), dtype=torch.uint8, device=GPU)
+    transform = Transform.of("crop-flip-trivial", 4, (0.5, 0.4, 0.3), (0.25, 0.2, 0.3), GPU, 0.25, 8)
+    by_kernel = transform.augment(x, torch.Generator(GPU).manual_seed(1))
+    usual = transform.change(x, transform.draw(x, torch.Generator(GPU).manual_seed(1)))
+    # A turned pixel that falls between two may be either, by rounding.
+    assert torch.isclose(by_kernel, usual, atol=1e-4).float().mean() > 0.999
+
+
 def steps_of(method: str, **how: bool) -> Iterator[Step]:
     """Yield the step of each phase of a second task."""
     generator = torch.Generator().manual_seed(0)

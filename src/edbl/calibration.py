@@ -13,6 +13,7 @@ from edbl.experiments import Column, Experiment, Row
 BASE: Mapping[str, object] = {
     "data.name": "cifar100",
     "data.holdout": 0.1,
+    "data.augment": "crop-flip",
     "data.brightness": 0.0,
     "data.cutout": 0,
     "stream.protocol": "base0",
@@ -125,7 +126,7 @@ QUESTIONS = (
         {
             "crop and flip": {},
             "and brightness": {"data.brightness": 63 / 255},
-            "and cutout of 8": {"data.cutout": 8},
+            "and TrivialAugment": {"data.augment": "crop-flip-trivial"},
         },
     ),
     Question(

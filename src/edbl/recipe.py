@@ -22,7 +22,9 @@ class DataSettings:
     """Which images, and what is done to them."""
 
     name: str = option("digits", "data set, or path of an image folder")
-    augment: Literal["crop-flip", "crop", "flip", "none"] = option("none", "random changes of training images")
+    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "none"] = option(
+        "none", "random changes of training images"
+    )
     pad: int = option(4, "pixels of padding for the random crop", least=0, most=64)
     brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
     cutout: int = option(0, "side of a square that is blanked somewhere in each training image", least=0, most=1024)

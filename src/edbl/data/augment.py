@@ -1,4 +1,4 @@
-"""Augmentation on the device, a batch at a time: random crop, flip, brightness, cutout, normalisation."""
+"""Augmentation on the device, a batch at a time: crop, flip, TrivialAugment, brightness, cutout, normalisation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
+from edbl.data import trivial
+
 
 class Changes(NamedTuple):
     """What chance does to each of ``n`` images; None for what is not done."""
@@ -17,6 +19,8 @@ class Changes(NamedTuple):
     flipped: Tensor | None  # [n, 1]
     bright: Tensor | None  # a factor, [n, 1, 1, 1]
     hole: Tensor | None  # row and column of the centre of what is blanked, [2, n, 1]
+    op: Tensor | None  # number of a change of TrivialAugment, [n]
+    strength: Tensor | None  # its strength, -1 to 1, [n]
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class Transform:
     pad: int
     brightness: float = 0.0
     cutout: int = 0
+    trivial: bool = False
 
     @staticmethod
     def of(
@@ -41,16 +46,17 @@ class Transform:
         brightness: float = 0.0,
         cutout: int = 0,
     ) -> "Transform":
-        """Build from recipe values; ``augment`` is ``crop-flip``, ``crop``, ``flip`` or ``none``."""
+        """Build from recipe values; ``augment`` says which of ``crop``, ``flip`` and ``trivial`` there are."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
-        return Transform(mean_level, std_level, "crop" in augment, "flip" in augment, pad, brightness, cutout)
+        crop, flip, some = (word in augment for word in ("crop", "flip", "trivial"))
+        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
         return x if x.ndim == 2 else (x.float() - self.mean) / self.std
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
-        """Return images at random places, mirrored, brighter or darker, partly blank, as the network takes them."""
+        """Return images changed at random, as the network takes them."""
         if x.ndim == 2:
             return x
         changes = self.draw(x, generator)
@@ -74,11 +80,15 @@ class Transform:
         hole = None
         if self.cutout:
             hole = torch.stack([uniform(n, 1) * height, uniform(n, 1) * width]).long()
-        return Changes(shift, flipped, bright, hole)
+        op = torch.randint(len(trivial.OPS), (n,), generator=generator, device=x.device) if self.trivial else None
+        strength = uniform(n) * 2 - 1 if self.trivial else None
+        return Changes(shift, flipped, bright, hole, op, strength)
 
     def change(self, x: Tensor, changes: Changes) -> Tensor:
         """Return images with these changes, as the network takes them."""
         x = self._moved(x, changes.shift, changes.flipped)
+        if changes.op is not None and changes.strength is not None:
+            x = trivial.change(x, changes.op, changes.strength)
         if changes.bright is not None:
             x = (x * changes.bright).clamp(max=255)
         x = self.normalise(x)

@@ -7,37 +7,88 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from edbl.data import trivial
+
 if TYPE_CHECKING:
     from edbl.data.augment import Changes
 
 BLOCK = 256
 
 
+# Changes of TrivialAugment go by their place in `trivial.OPS`.
+
+
+@triton.jit
+def _amount(op, strength, NAME: tl.constexpr):
+    """Return the strength where the change is this one, else 0."""
+    return tl.where(op == NAME, strength, 0.0)
+
+
+@triton.jit
+def _warped(
+    row, column, op, strength, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    SHEAR: tl.constexpr, SHIFT: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    """Return where pixels come from in the image before TrivialAugment, as `edbl.data.trivial` does."""
+    down, across = row - (HEIGHT - 1) / 2, column - (WIDTH - 1) / 2
+    turn = TURN * _amount(op, strength, 5)
+    cos, sin = tl.cos(turn), tl.sin(turn)
+    rows = cos * down + (SHEAR * _amount(op, strength, 2) + sin) * across + SHIFT * HEIGHT * _amount(op, strength, 4)
+    columns = cos * across + (SHEAR * _amount(op, strength, 1) - sin) * down + SHIFT * WIDTH * _amount(op, strength, 3)
+    return tl.floor(rows + HEIGHT / 2).to(tl.int32), tl.floor(columns + WIDTH / 2).to(tl.int32)
+
+
+@triton.jit
+def _toned(level, grey, op, strength, TONE: tl.constexpr, BITS: tl.constexpr):
+    """Return the levels of pixels after TrivialAugment."""
+    factor, size = 1 + TONE * strength, tl.abs(strength)
+    step = tl.exp2(tl.floor(BITS * size + 0.5))
+    level = tl.where(op == 6, level * factor, level)
+    level = tl.where(op == 7, grey + factor * (level - grey), level)
+    level = tl.where(op == 8, 127.5 + factor * (level - 127.5), level)
+    level = tl.where(op == 9, tl.floor(level / step) * step, level)
+    level = tl.where((op == 10) & (level >= 256 * (1 - size)), 255 - level, level)
+    return tl.minimum(tl.maximum(level, 0.0), 255.0)
+
+
 @triton.jit
 def _move_kernel(
-    x, shift, flipped, bright, hole, mean, std, out,
+    x, shift, flipped, bright, hole, ops, strengths, mean, std, out,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, SIDE: tl.constexpr,
-    CROP: tl.constexpr, FLIP: tl.constexpr, BRIGHT: tl.constexpr, STATS: tl.constexpr, BLOCK: tl.constexpr,
+    CROP: tl.constexpr, FLIP: tl.constexpr, BRIGHT: tl.constexpr, TRIVIAL: tl.constexpr,
+    SHEAR: tl.constexpr, SHIFT: tl.constexpr, TURN: tl.constexpr, TONE: tl.constexpr, BITS: tl.constexpr,
+    STATS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take pixels of one image from where they were to where they go; outside the image they are 0."""
     image, images = tl.program_id(0), tl.num_programs(0)
     p = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, column = p // WIDTH, p % WIDTH
     inside = row < HEIGHT
-    seen = inside
+    seen, there = inside, inside
     if SIDE:
         down = row - tl.load(hole + image).to(tl.int32) + SIDE // 2
         right = column - tl.load(hole + images + image).to(tl.int32) + SIDE // 2
         seen = (down < 0) | (down >= SIDE) | (right < 0) | (right >= SIDE)
+    if TRIVIAL:
+        op, strength = tl.load(ops + image), tl.load(strengths + image)
+        row, column = _warped(row, column, op, strength, HEIGHT, WIDTH, SHEAR, SHIFT, TURN)
+        there = there & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
     if FLIP:
         column = tl.where(tl.load(flipped + image) != 0, WIDTH - 1 - column, column)
     if CROP:
         row += tl.load(shift + image).to(tl.int32) - PAD
         column += tl.load(shift + images + image).to(tl.int32) - PAD
-    there = inside & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+        there = there & (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH)
+    place = x + (image * CHANNELS * HEIGHT + row) * WIDTH + column
+    grey = tl.zeros([BLOCK], tl.float32)
+    if TRIVIAL and CHANNELS == 3:
+        grey = 0.299 * tl.load(place, mask=there, other=0).to(tl.float32)
+        grey += 0.587 * tl.load(place + HEIGHT * WIDTH, mask=there, other=0).to(tl.float32)
+        grey += 0.114 * tl.load(place + 2 * HEIGHT * WIDTH, mask=there, other=0).to(tl.float32)
     for channel in tl.static_range(CHANNELS):
-        value = tl.load(x + ((image * CHANNELS + channel) * HEIGHT + row) * WIDTH + column, mask=there, other=0)
-        level = value.to(tl.float32)
+        level = tl.load(place + channel * HEIGHT * WIDTH, mask=there, other=0).to(tl.float32)
+        if TRIVIAL:
+            level = _toned(level, grey if CHANNELS == 3 else level, op, strength, TONE, BITS)
         if BRIGHT:
             level = tl.minimum(level * tl.load(bright + image), 255.0)
         centred = level - tl.load(mean + channel % STATS)
@@ -49,10 +100,10 @@ def move(x: Tensor, changes: "Changes", mean: Tensor, std: Tensor, pad: int, sid
     """Return ``[n, c, h, w]`` images with their random changes, normalised."""
     n, channels, height, width = x.shape
     out = torch.empty(x.shape, device=x.device, memory_format=torch.channels_last)
-    shift, flipped, bright, hole = (x if change is None else change for change in changes)
+    crop, flip, bright, hole, some, _ = (change is not None for change in changes)
     _move_kernel[(n, triton.cdiv(height * width, BLOCK))](
-        x.contiguous(), shift, flipped, bright, hole, mean, std, out,
-        channels, height, width, pad, 0 if changes.hole is None else side,
-        changes.shift is not None, changes.flipped is not None, changes.bright is not None, mean.numel(), BLOCK,
+        x.contiguous(), *(x if change is None else change for change in changes), mean, std, out,
+        channels, height, width, pad, side if hole else 0, crop, flip, bright, some,
+        trivial.SHEAR, trivial.SHIFT, trivial.TURN, trivial.TONE, trivial.BITS, mean.numel(), BLOCK,
     )  # fmt: skip
     return out
