@@ -287,8 +287,9 @@ def info(
 ) -> None:
     """Show what a model knows, remembers and has been through."""
     from edbl.app import show
-    from edbl.app.bundle import read
+    from edbl.app.bundle import read, settle
 
+    settle(model)
     bundle = read(model)
     if as_json:
         print(json.dumps(show.info_values(model, bundle), indent=1))
