@@ -151,6 +151,11 @@ def test_a_frozen_backbone(tmp_path: Path, cli: Cli) -> None:
     assert contents.tensors["memory.x"].dtype == torch.float16
     assert contents.tensors["validation.x"].shape == (3 * HELD_KEPT, 1, 16)  # of 15 that were held out, or 20
     assert referenced(model)
+    kept = [path.stat().st_size for path in (model / "exemplars").iterdir()]
+    size = sum(kept) + contents.tensors["memory.x"].nbytes
+    assert len(kept) == 15
+    assert json.loads(cli("info", model, "--json").out)["exemplar_bytes"] == size
+    assert f"memory: 15 images, {size / 1e6:.2f} MB with their features (per_class=5)" in cli("info", model).out
     # Features on disk are those of the pictures beside them.
     images = store.load(model, [store.EXEMPLARS, store.VALIDATION]).images
     for key, kind in (("memory.x", store.EXEMPLARS), ("validation.x", store.VALIDATION)):

@@ -174,10 +174,11 @@ def test_an_image_that_is_not_what_its_name_says(model: Path, photos: Path, cli:
 def test_new_weights_that_were_not_put_in_place(model: Path, photos: Path, cli: Cli) -> None:
     (model / store.WEIGHTS).rename(model / store.NEW)
     (model / store.WEIGHTS).write_bytes(b"the weights before")
-    assert cli("predict", model, photos / "second").code == 0  # a reader changes nothing
-    assert (model / store.NEW).exists()
-    with store.locked(model):
-        assert not (model / store.NEW).exists()
+    with files.lock(model):
+        assert cli("predict", model, photos / "second").code == 0  # a reader changes nothing while another works
+        assert (model / store.NEW).exists()
+    assert cli("predict", model, photos / "second").code == 0
+    assert not (model / store.NEW).exists()
     assert cli("predict", model, photos / "second").code == 0
 
 
@@ -271,6 +272,37 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
         assert store.read(copy).weights == new
         assert not (copy / store.INCREMENT).exists()
         assert referenced(copy)
+
+
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("command", ["info", "predict"])
+def test_forgotten_images_are_gone_though_it_was_killed(
+    model: Path, photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    known = store.read(model).classes[0]
+    gone = [model / store.EXEMPLARS / name for name in known.exemplars]
+    gone += [model / store.VALIDATION / name for name in known.validation]
+    assert kill(["forget", model, known.name], 2, True, tmp_path / "log")  # right after the commit
+    assert store.read(model).names == ["digit 1"]
+    assert all(path.exists() for path in gone)
+    arguments = [command, model, *([photos / "second"] if command == "predict" else [])]
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "lock", unwritable)
+        assert cli(*arguments).code == 0
+    assert all(path.exists() for path in gone)
+    assert cli(*arguments).code == 0
+    assert not any(path.exists() for path in gone)
+    assert not (model / store.NEW).exists()
+    assert referenced(model)
+
+
+def unwritable(folder: Path) -> None:
+    raise PermissionError(13, "Permission denied", str(folder / ".lock"))
+
+
+def test_a_reader_does_not_lock_a_model_in_order(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "lock", lambda folder: pytest.fail("locked"))
+    store.settle(model)
 
 
 @pytest.mark.usefixtures("_server")

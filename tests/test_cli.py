@@ -3,6 +3,8 @@
 import os
 import re
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -279,6 +281,20 @@ def test_a_method_file_that_fails(cli: Cli) -> None:
     refused(cli("run", "broken.py"), "broken.py cannot be imported", "nonsense_that_is_not_there")
     Path("empty.py").write_text("")
     refused(cli("run", "empty.py"), "exactly one subclass")
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "2000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_threads_let_go_of_busy_cores(given: dict[str, str], spins: str | None) -> None:
+    code = (
+        "import os, sys; from edbl import cli; cli.app = lambda: print(os.environ.get('GOMP_SPINCOUNT')); cli.main();"
+        "assert 'torch' not in sys.modules"
+    )
+    env = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=env | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(spins)
 
 
 def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,9 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
 app.add_typer(data_app, name="data")
 console = Console()
+# How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
+# over, where other processes want the cores too; shorter costs nothing where none does.
+SPINS = "2000"
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
@@ -37,6 +40,8 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to c
 
 def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
     try:
         app()
     except EdblError as error:
@@ -287,8 +292,9 @@ def info(
 ) -> None:
     """Show what a model knows, remembers and has been through."""
     from edbl.app import show
-    from edbl.app.bundle import read
+    from edbl.app.bundle import read, settle
 
+    settle(model)
     bundle = read(model)
     if as_json:
         print(json.dumps(show.info_values(model, bundle), indent=1))

@@ -2,7 +2,8 @@
 
 ``model.json`` is the truth. It names the SHA-256 of the weights and the files of all images; its replacement is the
 commit. Weights are written as ``model.safetensors.new`` before it and take their place after it, images are written
-before and removed after: a crash leaves the old model or the new one, and `heal` does what was not done any more.
+before and removed after: a crash leaves the old model or the new one, and `heal` does what was not done any more,
+whoever next opens the model.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ import numpy as np
 import safetensors.torch
 import torch
 from PIL import Image
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl.app.photos import digest, stack
@@ -139,6 +140,17 @@ def locked(folder: Path) -> Iterator[None]:
     with lock(folder):
         heal(folder)
         yield
+
+
+def settle(folder: Path) -> None:
+    """Finish, before reading, what a killed writer left to do; not where another process works, or none may write.
+
+    A model in order is not locked, so that a reader never keeps a writer out.
+    """
+    with suppress(EdblError, OSError):
+        if (folder / NEW).exists() or orphans(folder, read(folder)):
+            with locked(folder):
+                pass
 
 
 def exists(folder: Path) -> bool:
@@ -299,10 +311,14 @@ def pick(images: Mapping[str, Pixels], names: Sequence[str], size: int) -> Tenso
     return torch.from_numpy(stack([images[name] for name in names], size))
 
 
-def image_bytes(folder: Path, bundle: Bundle, kind: str) -> int:
-    """Return the size of the exemplars or of the held-out images on disk."""
-    paths = [folder / kind / name for name in set(bundle.files(kind))]
-    return sum(path.stat().st_size for path in paths if path.is_file())
+def memory_bytes(folder: Path, bundle: Bundle) -> int:
+    """Return the size of the exemplars on disk: images and, where the backbone is frozen, their features."""
+    paths = [folder / EXEMPLARS / name for name in set(bundle.files(EXEMPLARS))]
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    if bundle.settings.tune == "head":
+        with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as file:
+            size += file.get_tensor("memory.x").nbytes
+    return size
 
 
 def damaged(folder: Path, file: str, why: str) -> EdblError:

@@ -159,6 +159,7 @@ def export(
 def export_folder(folder: Path, path: Path) -> tuple[Model, float]:
     """Write the model in ``folder`` to ``path``, and return it and the most by which an output differed."""
     _refuse_place(path)
+    store.settle(folder)
     contents, model = open_model(folder, "cpu")
     settings = contents.bundle.settings
     extractor = pretrained(settings.backbone) if settings.tune == "head" else None

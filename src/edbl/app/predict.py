@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from edbl.app import photos
-from edbl.app.bundle import Readout, Settings
+from edbl.app.bundle import Readout, Settings, settle
 from edbl.app.learn import bar, open_model
 from edbl.app.model import Model
 from edbl.app.settings import pretrained
@@ -29,6 +29,7 @@ class Predictor:
     """A model that is asked about photos."""
 
     def __init__(self, folder: Path, readout: Readout | None = None, device: str = "auto") -> None:
+        settle(folder)
         contents, self.model = open_model(folder, device)
         self.settings = contents.bundle.settings
         self.readout: Readout = readout or contents.bundle.readout

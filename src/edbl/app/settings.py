@@ -62,7 +62,9 @@ FROZEN = Preset(
 TUNED = Preset(
     epochs=(10, 60), steps=300, batch=32, lr=0.01, balance_lr=0.002, warmup=1, weight_decay=2e-4, max_rounds=2
 )
-FRESH = Preset(epochs=(15, 60), steps=300, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=1)
+FRESH = Preset(
+    epochs=(15, 60), steps=1000, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=1
+)
 COPIES = 4  # changed copies of each image whose features a frozen model learns from
 
 

@@ -115,7 +115,7 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
     """Return the same for programs."""
     values = dataclasses.asdict(bundle)
     values["exemplars"] = len(bundle.files(store.EXEMPLARS))
-    values["exemplar_bytes"] = store.image_bytes(folder, bundle, store.EXEMPLARS)
+    values["exemplar_bytes"] = store.memory_bytes(folder, bundle)
     values["increment_begun"] = begun(folder)
     for known, entry in zip(bundle.classes, values["classes"], strict=True):
         entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
@@ -132,8 +132,9 @@ def begun(folder: Path) -> bool:
 def memory(folder: Path, bundle: Bundle) -> str:
     """Return what a model remembers, in words."""
     files = bundle.files(store.EXEMPLARS)
-    megabytes = store.image_bytes(folder, bundle, store.EXEMPLARS) / 1e6
-    return f"memory: {count(files, 'image')}, {megabytes:.2f} MB ({bundle.settings.memory})"
+    megabytes = f"{store.memory_bytes(folder, bundle) / 1e6:.2f} MB"
+    features = " with their features" if bundle.settings.tune == "head" else ""
+    return f"memory: {count(files, 'image')}, {megabytes}{features} ({bundle.settings.memory})"
 
 
 def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
