@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from edbl import EdblError, Recipe, records, run
-from edbl.engine.many import MPS, Job, run_many, shared_gpu
+from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 
@@ -38,6 +38,43 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         run_many(jobs, 1, QUIET)
     assert records.read(tmp_path / "good").status == "done"
     assert "loss became" in records.read(tmp_path / "bad").message
+
+
+FRAGILE = """
+import os, signal
+from pathlib import Path
+from edbl.methods.rkd import RKD
+
+class Fragile(RKD):
+    name = "fragile"
+
+    def phases(self, task):
+        marks = Path(__file__).parent / "marks"
+        if task.old and len(list(marks.iterdir())) < TIMES:
+            (marks / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield from super().phases(task)
+"""
+
+
+@pytest.mark.parametrize("times", [1, 9])
+def test_a_killed_process_ends_no_run(times: int, tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    method = tmp_path / "fragile.py"
+    method.write_text(FRAGILE.replace("TIMES", str(times)))
+    jobs = [Job(recipe(str(method)), tmp_path / "killed"), Job(recipe("finetune"), tmp_path / "beside")]
+    if times == 1:
+        assert [record.status for record in run_many(jobs, 2, QUIET)] == ["done", "done"]
+    else:
+        with pytest.raises(EdblError, match=r"runs failed: .*killed"):
+            run_many(jobs, 2, QUIET)
+        assert len(list((tmp_path / "marks").iterdir())) == TRIES
+
+
+def test_a_run_does_not_go_to_the_cpu_where_others_have_a_gpu(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="sees the GPU no more"):
+        _work(0, Job(recipe(), tmp_path / "run"), None, gpu=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_with_another_run_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Many runs at once on one machine: recipes in, records out.
 
-Each run is a process of its own, so that one that fails takes no other with it. On a GPU they share its processors
+Each run has a process to itself, so that one that fails takes no other with it. On a GPU they share its processors
 through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle.
 """
 
@@ -11,7 +11,8 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, nullcontext
 from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
 REFRESH = 0.5  # seconds between looks at the runs
+TRIES = 3  # times that runs begin or go on, while processes are killed
 
 
 class Job(NamedTuple):
@@ -54,6 +56,10 @@ class _Shared(Count):
         self.shares[self.place] = self.share
 
 
+class _NoGpu(RuntimeError):
+    """The GPU that the others have is not there for this process."""
+
+
 _shares: "SynchronizedArray[float]"  # of each job that is done; set in each worker process
 
 
@@ -63,7 +69,9 @@ def _begin(shares: "SynchronizedArray[float]", threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _work(place: int, job: Job, data_dir: Path | None) -> None:
+def _work(place: int, job: Job, data_dir: Path | None, gpu: bool) -> None:
+    if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
+        raise _NoGpu("PyTorch sees the GPU no more")
     progress = _Shared(_shares, place)
     if (job.folder / records.RECORD).exists():
         resume(job.folder, data_dir=data_dir, progress=progress)
@@ -86,37 +94,65 @@ def run_many(
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
     ``done`` is called with each run as it ends well.
-    A run that fails does not stop the others; that it failed is raised at the end.
+    A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
+    others with it, and the service that shares the GPU: their runs go on in new ones.
     """
     for job in jobs:
         _check(job)
+    gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
+    failed: dict[int, BaseException] = {}
+    left: Collection[int] = range(len(jobs))
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
+        shown = [bars.add_task(job.folder.name, total=1.0) for job in jobs]
+
+        def show(place: int, share: float) -> None:
+            bars.update(shown[place], completed=share)
+
+        for _ in range(TRIES):
+            broken: dict[int, BaseException] = {}
+            for place, error in _ended(jobs, left, workers, data_dir, gpu, show):
+                if error is None:
+                    done(jobs[place])
+                elif isinstance(error, EdblError):
+                    failed[place] = error
+                else:
+                    broken[place] = error
+                console.print(f"{jobs[place].folder}: {error or 'done'}", highlight=False, soft_wrap=True)
+            left = broken
+            if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
+                break
+    failed |= broken
+    if failed:
+        names = ", ".join(jobs[place].folder.name for place in sorted(failed))
+        raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {names}; the others are done")
+    return [records.read(job.folder) for job in jobs]
+
+
+def _ended(
+    jobs: Sequence[Job],
+    places: Collection[int],
+    workers: int,
+    data_dir: Path | None,
+    gpu: bool,
+    show: Callable[[int, float], None],
+) -> Iterator[tuple[int, BaseException | None]]:
+    """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
     shares = context.Array("d", len(jobs))
-    failed: list[str] = []
-    with ExitStack() as stack:
-        if environment.pick_device(jobs[0].recipe.device).type == "cuda":
-            stack.enter_context(shared_gpu())
-        columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-        bars = stack.enter_context(RichProgress(*columns, console=console, disable=not console.is_terminal))
-        shown = [bars.add_task(job.folder.name, total=1.0) for job in jobs]
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        pool = stack.enter_context(ProcessPoolExecutor(workers, context, _begin, (shares, threads)))
-        jobs_of = {pool.submit(_work, place, job, data_dir): job for place, job in enumerate(jobs)}
-        waiting: Collection[Future[None]] = jobs_of
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    with (
+        shared_gpu() if gpu else nullcontext(),
+        ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
+    ):
+        place_of = {pool.submit(_work, place, jobs[place], data_dir, gpu): place for place in places}
+        waiting: Collection[Future[None]] = place_of
         while waiting:
             ended, waiting = wait(waiting, REFRESH, FIRST_COMPLETED)
-            for place, bar in enumerate(shown):
-                bars.update(bar, completed=shares[place])
+            for place in places:
+                show(place, shares[place])
             for future in ended:
-                folder, error = jobs_of[future].folder, future.exception()
-                if error is None:
-                    done(jobs_of[future])
-                console.print(f"{folder}: {error or 'done'}", highlight=False, soft_wrap=True)
-                if error is not None:
-                    failed.append(folder.name)
-    if failed:
-        raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {', '.join(failed)}; the others are done")
-    return [records.read(job.folder) for job in jobs]
+                yield place_of[future], future.exception()
 
 
 def _check(job: Job) -> None:
