@@ -21,7 +21,7 @@ from edbl.methods.re_mkd import ReMKD, old_share
 from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
-from edbl.schedule import Optim, Schedule
+from edbl.schedule import FirstTask, Optim, Schedule
 
 METHODS = ["edbl", "finetune", "ib", "iib", "iib-kd", "joint", "re-mkd", "rkd", "vanilla-mkd"]  # the paper and bounds
 BALANCING = ("ib", "iib", "iib-kd", "edbl")
@@ -246,6 +246,21 @@ def test_first_task_without_mixup(name: str) -> None:
     assert phase.draw.mixing is unmixed
     later = make(name, first_task="plain")
     assert later.draw(after_first_task(later, [3, 3], [9, 9])).mixing is not unmixed
+
+
+def test_the_first_task_may_have_values_of_its_own() -> None:
+    later, optim = Schedule(10, 0.1, (5,)), Optim(weight_decay=2e-4)
+    assert FirstTask().schedule(later) == later
+    assert FirstTask().optim(optim) == optim
+    assert FirstTask(task_lr=0.3).schedule(later) == Schedule(10, 0.3, (5,))
+    assert FirstTask(task_epochs=4, task_milestones=(2,)).schedule(later) == Schedule(4, 0.1, (2,))
+    assert FirstTask(task_weight_decay=1e-3).optim(optim) == Optim(weight_decay=1e-3)
+    method = make("rkd")
+    method.first = FirstTask(task_epochs=4, task_lr=0.3)
+    (first,) = method.phases(task_of(0, [9, 9]))
+    assert (first.schedule.epochs, first.schedule.lr) == (4, 0.3)
+    (second,) = method.phases(after_first_task(method, [3, 3], [9, 9]))
+    assert second.schedule == TRAIN
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -5,6 +5,7 @@ printed schedule. Each answer changes one thing of what all start from; everythi
 written out, so that records stay comparable.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -33,6 +34,9 @@ BASE: Mapping[str, object] = {
     "options.kd_scale": "t2",
 }
 EDBL: Mapping[str, object] = {
+    "first.task_epochs": 150,
+    "first.task_milestones": (60, 100, 130),
+    "first.task_lr": 0.1,
     "schedule.epochs": 60,
     "schedule.milestones": (24, 40, 52),
     "options.balance.epochs": 40,
@@ -42,11 +46,11 @@ EDBL: Mapping[str, object] = {
     "options.balance_kd_weight": 1.0,
     "options.gamma": 100.0,
     "options.alpha": 5e-6,
-    "options.counts": "raw",
+    "options.counts": "effective",
     "options.weight_sum": "classes",
     "options.detach": True,
-    "options.reading": "concat",
-    "options.max_rounds": 0,
+    "options.reading": "batch",
+    "options.max_rounds": 1,
     "options.ratio_per": "pass",
     "options.first_task": "mixup",
 }
@@ -80,45 +84,46 @@ QUESTIONS = (
         'Reading of "N/2 times" and its cap, class counts in lambda_k (A2, A6)',
         "edbl",
         {
-            "old and new once together, raw": {},
-            "old and new once together, effective": {"options.counts": "effective"},
-            "within each batch, at most 1, raw": {"options.reading": "batch", "options.max_rounds": 1},
-            "within each batch, at most 1, effective": {
-                "options.reading": "batch",
-                "options.max_rounds": 1,
-                "options.counts": "effective",
-            },
-            "within each batch, at most 3, effective": {
-                "options.reading": "batch",
-                "options.max_rounds": 3,
-                "options.counts": "effective",
-            },
-            "over the epoch, effective": {"options.reading": "epoch", "options.counts": "effective"},
+            "within each batch, at most 1, effective": {},
+            "within each batch, at most 1, raw": {"options.counts": "raw"},
+            "within each batch, at most 3, effective": {"options.max_rounds": 3},
+            "old and new once together, effective": {"options.reading": "concat"},
+            "old and new once together, raw": {"options.reading": "concat", "options.counts": "raw"},
+            "over the epoch, effective": {"options.reading": "epoch", "options.max_rounds": 0},
         },
     ),
     Question(
-        "Distillation: weight and temperature (A4)",
+        "Epochs and learning rate of later tasks, whose first has 150 epochs and 0.1",
         "edbl",
         {
-            "weight 1": {},
-            "weight 0.5": {"options.kd_weight": 0.5, "options.balance_kd_weight": 0.5},
-            "weight 2": {"options.kd_weight": 2.0, "options.balance_kd_weight": 2.0},
-            "weight 4": {"options.kd_weight": 4.0, "options.balance_kd_weight": 4.0},
+            "60 + 40": {},
+            "150 + 100, as printed": {
+                "schedule.epochs": 150,
+                "schedule.milestones": (60, 100, 130),
+                "options.balance.epochs": 100,
+                "options.balance.milestones": (30, 60, 80),
+            },
+            "60 + 40, 0.03": {"schedule.lr": 0.03},
+        },
+    ),
+    Question(
+        "Weight of distillation (A4)",
+        "edbl",
+        {
+            "1": {},
+            "0.5": {"options.kd_weight": 0.5, "options.balance_kd_weight": 0.5},
+            "2": {"options.kd_weight": 2.0, "options.balance_kd_weight": 2.0},
         },
     ),
     Question(
         "Weight decay of EDBL (A16)",
         "edbl",
-        {
-            "2e-4": {"optim.weight_decay": 2e-4},
-            "5e-4": {},
-            "1e-3": {"optim.weight_decay": 1e-3},
-        },
+        {"5e-4": {}, "1e-3": {"optim.weight_decay": 1e-3}},
     ),
     Question(
         "Scale of lambda_k: gamma (A5)",
         "edbl",
-        {"300": {"options.gamma": 300.0}, "100": {}, "30": {"options.gamma": 30.0}},
+        {"100": {}, "30": {"options.gamma": 30.0}},
     ),
     Question(
         "Augmentation",
@@ -155,4 +160,5 @@ def experiment(question: Question) -> Experiment:
 
 def _tag(values: Mapping[str, object]) -> str:
     """Return a folder's name for an answer; answers that mean the same share their runs."""
-    return "-".join(f"{key.rpartition('.')[2]}-{value}" for key, value in values.items()) or "base"
+    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in values.items()]
+    return re.sub(r"[^\w.-]+", "_", "-".join(words)) or "base"

@@ -30,9 +30,9 @@ CALIBRATION_HEAD = """# Calibration
 
 Made by `edbl results` from the records in `results/calibration/`; do not edit. What the paper leaves open
 ([ambiguities](ambiguities.md)) is settled on CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars, on a tenth of the
-*training* images that is held out by seed, with a part of the printed schedule (`rkd` 30 epochs, `edbl` 60 + 40).
-Average incremental accuracy in percent by both read-outs, mean ± sample standard deviation over seeds, with their
-number in brackets; `-` is not run yet.
+*training* images that is held out by seed, `rkd` with 30 epochs, `edbl` with 150 in the first task and 60 + 40 in the
+others. Average incremental accuracy in percent by both read-outs, mean ± sample standard deviation over seeds, with
+their number in brackets; `-` is not run yet.
 
 ```console no-run
 $ edbl reproduce calibration --seeds 3
