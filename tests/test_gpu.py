@@ -1,6 +1,8 @@
 """What only a GPU can show: fused kernels, graphs, no waiting for the device. Skipped without one."""
 
 import copy
+import csv
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, ResNet, initialise
 from edbl.schedule import Optim, Schedule
+from tests.conftest import Cli
+from tests.photos import write_digits
 from tests.test_contract import Killed, Killer
 
 pytestmark = [
@@ -189,3 +193,20 @@ def test_killed_and_resumed_on_a_gpu_equals_uninterrupted(method: str, tmp_path:
         run(recipe, tmp_path / "killed", progress=Killer(counter.steps * 2 // 3))
     for ours, theirs in zip(confusions(resume(tmp_path / "killed")), confusions(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("backbone", ["resnet32", "small", "mlp"])
+def test_a_model_learns_on_a_gpu(backbone: str, tmp_path: Path, cli: Cli) -> None:
+    model, short = tmp_path / "model", ["--set", "schedule.epochs=4", "--set", "options.balance.epochs=2"]
+    for start, more in ((0, ["--backbone", backbone, "--image-size", 16]), (2, [])):
+        folder = write_digits(tmp_path / f"from {start}", {start: 20, start + 1: 20})
+        done = cli("learn", model, folder, *more, *short, "--device", "cuda")
+        assert done.code == 0, done.err
+    answers = []
+    for device in ("cuda", "cpu"):
+        asked = cli("predict", model, tmp_path / "from 2", "--csv", "--device", device)
+        assert asked.code == 0, asked.err
+        answers.append([row[:2] for row in csv.reader(io.StringIO(asked.out))])
+    same = sum(one == other for one, other in zip(*answers, strict=True))
+    assert same >= 39  # of 41 lines; a tie may fall either way
+    assert cli("forget", model, "digit 1").code == 0
