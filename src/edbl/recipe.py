@@ -7,9 +7,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal, Self, cast
 
+import torch
+
 from edbl import config, presets
 from edbl.config import option
 from edbl.data import datasets
+from edbl.data.augment import Transform
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method
@@ -35,6 +38,10 @@ class DataSettings:
     holdout: float = option(
         0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
     )
+
+    def transform(self, device: torch.device) -> Transform:
+        """Return what happens to images on their way to the network."""
+        return Transform.of(self.augment, self.pad, self.mean, self.std, device, self.brightness, self.cutout)
 
 
 @dataclass(frozen=True)

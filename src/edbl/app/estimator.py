@@ -25,7 +25,6 @@ from torch.nn import functional
 import edbl
 from edbl import config
 from edbl.app.model import Model
-from edbl.data.augment import Transform
 from edbl.engine import environment
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
@@ -214,8 +213,7 @@ def _names(count: int) -> list[str]:
 
 
 def _build(recipe: Recipe, read: _Vectors | _Images, progress: Progress) -> Model:
-    data, device = recipe.data, environment.pick_device(recipe.device)
-    transform = Transform.of(data.augment, data.pad, data.mean, data.std, device, data.brightness, data.cutout)
+    transform = recipe.data.transform(environment.pick_device(recipe.device))
     return Model(recipe, read.shape, transform, progress=progress)
 
 

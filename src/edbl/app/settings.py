@@ -12,7 +12,7 @@ from edbl import config
 from edbl.app.bundle import Settings
 from edbl.app.model import Model
 from edbl.app.photos import Photo, usual_size
-from edbl.data.augment import Transform, Views
+from edbl.data.augment import Views
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
@@ -260,10 +260,7 @@ def build(settings: Settings, made: Recipe, device: str, progress: Progress | No
     found = pretrained(settings.backbone)
     if settings.tune == "head" and found is not None:
         return Model(made, (found.width,), Views(), progress=progress)
-    data, side = made.data, settings.image_size
-    transform = Transform.of(
-        data.augment, data.pad, data.mean, data.std, pick_device(device), data.brightness, data.cutout
-    )
+    side, transform = settings.image_size, made.data.transform(pick_device(device))
     if found is None:
         return Model(made, torch.Size((3, side, side)), transform, progress=progress)
 

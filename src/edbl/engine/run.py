@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edbl import records
 from edbl.data import datasets
-from edbl.data.augment import Transform
 from edbl.data.images import Dataset
 from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, task_sizes
 from edbl.engine import environment
@@ -103,9 +102,7 @@ class _Session:
         channels = len(settings.mean), len(settings.std)
         if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
             raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
-        self.transform = Transform.of(
-            settings.augment, settings.pad, settings.mean, settings.std, device, settings.brightness, settings.cutout
-        )
+        self.transform = settings.transform(device)
         own = recipe.method.endswith(".py")
         self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
         self.learner = Learner(recipe, shape, self.transform, device, progress)
