@@ -286,6 +286,7 @@ def test_fashion_that_is_not_there(fashion: Path) -> None:
         (gzip.compress(RNG.bytes(3000))[:1500], "is damaged or truncated"),
         (b"<html>", "is damaged or truncated"),
     ],
+    ids=["labels", "cut", "none", "no header", "one too many", "other shape", "cut gzip", "no gzip"],
 )
 def test_fashion_with_wrong_images(fashion: Path, content: bytes, words: str) -> None:
     path = fashion / "train-images-idx3-ubyte.gz"
