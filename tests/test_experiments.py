@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from edbl import EdblError, records
-from edbl.calibration import BASE, EDBL
+from edbl.calibration import BASE, DECIDED, EDBL
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
+from edbl.methods.balancing import Balancing
+from edbl.recipe import Recipe
 from edbl.report import paper
 from tests.conftest import Cli
 
@@ -52,22 +54,33 @@ def test_settings_are_the_papers() -> None:
     assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
     assert found["cifar100-base0-5-total200/icarl-seed0"].memory == "total=200"
     assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3
-    long = found["cifar100-base0-5-total2000/rkd-250-epochs-seed0"]
-    assert long.schedule.epochs == 250
+    long = found["cifar100-base0-5-total2000/rkd-150-epochs-seed0"]
+    options = base0.options
+    assert isinstance(options, Balancing.Config)
+    assert long.schedule.epochs == 150 > base0.schedule.epochs + options.balance.epochs
+    assert long.first == base0.first
 
 
 def test_questions_of_the_calibration() -> None:
     runs = {run.folder: run.recipe for run in planned(paper.find("calibration"), [0])}
     assert all(recipe.data.holdout == 0.1 for recipe in runs.values()), "never on test images"
-    assert runs["calibration/edbl-max_rounds-3-seed0"].values()["options.max_rounds"] == 3
+    assert runs["calibration/edbl-weight_decay-0.002-seed0"].optim.weight_decay == 2e-3
     assert "calibration/edbl-base-seed0" in runs
     for name, recipe in runs.items():
         assert re.fullmatch(r"calibration/[\w.-]+", name)
         pinned = {**BASE, **(EDBL if recipe.method == "edbl" else {})}
         same = [key for key, value in pinned.items() if recipe.values()[key] == value]
-        assert len(same) >= len(pinned) - 4, name
+        assert len(same) >= len(pinned) - 4 - len(DECIDED), name
     with pytest.raises(EdblError, match="did you mean 'calibration'"):
         paper.find("calibratio")
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("preset", ["default", "aligned"])
+def test_preset_default_is_what_calibration_decided(data: str, preset: str) -> None:
+    decided = {**BASE, **EDBL, **DECIDED, "data.name": data, "data.holdout": 0.0}
+    recipe = Recipe.build("edbl", data, preset=preset, order="1993", memory="total=2000").values()
+    assert {key: recipe[key] for key in decided} == decided
 
 
 def test_printed_numbers() -> None:
@@ -154,9 +167,12 @@ def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None
     readme = tmp_path / "README.md"
     places = ["--results", tmp_path, "--out", tmp_path / "docs" / "page.md", "--readme", readme]
     readme.write_text("Before.\n<!-- results -->\nold\n<!-- end of results -->\nAfter.\n")
-    (tmp_path / "docs").mkdir()
+    older = tmp_path / "docs" / "page" / "fig2-of-other-runs.svg"
+    older.parent.mkdir(parents=True)
+    older.touch()
     done = cli("results", *places)
     assert done.code == 0, done.err
+    assert not older.exists()
     text = readme.read_text()
     assert text.startswith("Before.\n<!-- results -->\n| | EDBL, CNN |")
     assert text.endswith("*50.0* |\n<!-- end of results -->\nAfter.\n")
@@ -173,4 +189,4 @@ def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:
     readme = (ROOT / "README.md").read_text()
     assert paper.with_headline(readme, ROOT / "results") == readme, "run `edbl results --readme README.md`"
     assert paper.calibration_page(ROOT / "results") == (ROOT / "docs" / "calibration.md").read_text()
-    assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").iterdir()}
+    assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").glob("*")}

@@ -30,9 +30,9 @@ CALIBRATION_HEAD = """# Calibration
 
 Made by `edbl results` from the records in `results/calibration/`; do not edit. What the paper leaves open
 ([ambiguities](ambiguities.md)) is settled on CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars, on a tenth of the
-*training* images that is held out by seed, `rkd` with 30 epochs, `edbl` with 150 in the first task and 60 + 40 in the
-others. Average incremental accuracy in percent by both read-outs, mean ± sample standard deviation over seeds, with
-their number in brackets; `-` is not run yet.
+*training* images that is held out by seed, `rkd` with 30 epochs, `edbl` with 60 + 40 in all tasks but the first.
+Questions are asked one after the other. Average incremental accuracy in percent by both read-outs, CNN and NME, mean ±
+sample standard deviation over seeds, with their number in brackets; `-` is not run yet.
 
 ```console no-run
 $ edbl reproduce calibration --seeds 3
@@ -156,8 +156,10 @@ def shown(experiment: Experiment, results: Path) -> str:
 
 
 def page(results: Path, figures: Path) -> str:
-    """Return the page of all tables and figures; figures are written to a folder beside it."""
+    """Return the page of all tables and figures; figures are written to a folder beside it, older ones go."""
     figures.mkdir(parents=True, exist_ok=True)
+    for older in figures.glob("fig*.svg"):
+        older.unlink()
     parts = [HEAD]
     for experiment in EXPERIMENTS.values():
         parts.append(f"## {experiment.title}\n\n```console no-run\n$ edbl reproduce {experiment.name}\n```\n")
