@@ -154,6 +154,12 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
         ("first.deep", 3, "unknown key 'first.deep': did you mean 'first.depth'?"),
         ("nam", 3, "unknown key 'nam': did you mean 'name'?"),
         ("dept", 3, "unknown key 'dept': did you mean 'depth'?"),
+        (
+            "xyz",
+            3,
+            "unknown key 'xyz': known: first.depth, first.rate, flag, kind, name, order, second.depth, "
+            "second.rate, steps",
+        ),
     ],
 )
 def test_values_that_do_not_fit(key: str, value: object, message: str) -> None:

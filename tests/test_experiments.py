@@ -1,6 +1,7 @@
 """The paper's tables and figures: what they take, what they show, and that the page in the docs is up to date."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     made = {
         "tiny": Experiment("tiny", "Tiny table", "phases", (DIGITS,), ROWS),
         "curve": Experiment("curve", "Curves", "phases", (DIGITS,), ROWS[:1], "curves"),
-        "map": Experiment("map", "Maps", "last", (DIGITS,), ROWS[:1], "tsne"),
+        "map": Experiment("map", "Maps", "last", (DIGITS,), (replace(ROWS[0], printed=((1.0,), (2.0,))),), "tsne"),
     }
     monkeypatch.setattr("edbl.experiments.EXPERIMENTS", made)
     monkeypatch.setattr("edbl.report.paper.EXPERIMENTS", made)
@@ -114,7 +115,8 @@ def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli
     assert kept == [f"digits-2/rkd{option}-seed{seed}" for option in ("-hot", "") for seed in (0, 1)]
     plain = [records.read(tmp_path / "results" / name).accuracy["cnn"] for name in kept[2:]]
     means = [f"{50 * (one + two):.1f}±" for one, two in zip(*plain, strict=True)]
-    assert "0.5 1.5" in first.out
+    assert " 0.5 1.5" in first.out
+    assert "ours, then printed" in first.out
     assert "Remix-NME (quoted)" in first.out
     assert all(mean in first.out for mean in means)
     second = cli("reproduce", "tiny", *places)
@@ -127,8 +129,13 @@ def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli
 @pytest.mark.usefixtures("tiny")
 def test_a_page_with_tables_curves_and_maps(cli: Cli, tmp_path: Path) -> None:
     places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results"]
+    (tmp_path / "results").mkdir()
     assert "Not run yet." in paper.page(tmp_path / "results", tmp_path / "none")
-    assert cli("reproduce", "map", *places).code == 0
+    reproduced = cli("reproduce", "map", *places)
+    assert reproduced.code == 0, reproduced.err
+    assert f"figure: {tmp_path / 'runs' / 'map-rkd.svg'}" in reproduced.out
+    assert (tmp_path / "runs" / "map-rkd.svg").is_file()
+    assert "printed" not in reproduced.out
     done = cli("results", "--results", tmp_path / "results", "--out", tmp_path / "page.md")
     assert done.code == 0, done.err
     text = (tmp_path / "page.md").read_text()
@@ -176,6 +183,10 @@ def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None
     text = readme.read_text()
     assert text.startswith("Before.\n<!-- results -->\n| | EDBL, CNN |")
     assert text.endswith("*50.0* |\n<!-- end of results -->\nAfter.\n")
+    mistyped = cli("results", *places, "--results", tmp_path / "resluts")
+    assert mistyped.code == 2
+    assert "there is no folder of results" in mistyped.err
+    assert readme.read_text() == text
     readme.write_text("No marks.")
     refused = cli("results", *places)
     assert refused.code == 2

@@ -406,6 +406,8 @@ def reproduce(
             run_many(jobs, workers, console, data_dir, done)
     for experiment in experiments:
         console.print(Markdown(paper.shown(experiment, results)))
+        for figure in paper.figure(experiment, results, runs):
+            console.print(f"figure: {runs / figure}", highlight=False, soft_wrap=True)
 
 
 @app.command("results")
@@ -422,9 +424,10 @@ def results_(
     from edbl.files import write_atomic
     from edbl.report import paper
 
+    page = paper.page(results, out.with_suffix(""))
     if readme is not None:
         write_atomic(readme, paper.with_headline(readme.read_text(), results).encode())
-    write_atomic(out, paper.page(results, out.with_suffix("")).encode())
+    write_atomic(out, page.encode())
     write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
     console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)
 

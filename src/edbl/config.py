@@ -142,5 +142,5 @@ def resolve(key: str, known: Iterable[str]) -> str:
     if len(ends) > 1:
         raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(ends)}")
     if not ends:
-        raise unknown("key", key, [*names, *(name.rsplit(".", 1)[-1] for name in names)])
+        raise unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names))
     return ends[0]

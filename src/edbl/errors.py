@@ -8,9 +8,9 @@ class EdblError(Exception):
     """What was wrong, where, and what to do about it, in one or two lines."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> EdblError:
-    """Return the error for a name that does not exist, naming the nearest right one."""
+def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = ()) -> EdblError:
+    """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, [*names, *short], n=1, cutoff=0.5)
     hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
     return EdblError(f"unknown {kind} '{name}': {hint}")

@@ -91,10 +91,15 @@ def table(experiment: Experiment, results: Path) -> str:
         if any(record.our_reading for own in runs for record in own):
             label += " (our reading)"
         cells = [_cell(_numbers(own, row, experiment), len(own)) for own in runs]
-        if experiment.number != "readouts":
+        if _has_printed(experiment):
             cells = [cell + _printed(numbers) for cell, numbers in zip(cells, row.printed, strict=True)]
         lines.append(" | ".join([f"| {label}", *cells]) + " |")
     return "\n".join(lines)
+
+
+def _has_printed(experiment: Experiment) -> bool:
+    """Tell whether the paper prints numbers: of figures it does not, though they share rows with tables."""
+    return experiment.drawn == "table" and experiment.number != "readouts"
 
 
 def _numbers(runs: Sequence[Record], row: Row, experiment: Experiment) -> list[Stat]:
@@ -121,8 +126,11 @@ def _printed(numbers: Sequence[float]) -> str:
 
 
 def figure(experiment: Experiment, results: Path, folder: Path) -> list[str]:
-    """Draw an experiment, a file for each of its panels, and return their names."""
-    drawn = []
+    """Draw an experiment, a file for each of its panels, and return their names; a table has none."""
+    drawn: list[str] = []
+    if experiment.drawn == "table":
+        return drawn
+    folder.mkdir(parents=True, exist_ok=True)
     for column in experiment.columns:
         draw: Callable[[Experiment, Column, Path, Path], list[str]] = _maps if experiment.drawn == "tsne" else _curves
         drawn += draw(experiment, column, results, folder)
@@ -151,12 +159,15 @@ def _maps(experiment: Experiment, column: Column, results: Path, folder: Path) -
 
 def shown(experiment: Experiment, results: Path) -> str:
     """Return an experiment for the terminal."""
-    legend = "" if experiment.number == "readouts" else "\n\nours, then *printed*"
-    return f"## {experiment.title}\n\n{table(experiment, results)}{legend}"
+    legend = "\n\nours, then *printed*" if _has_printed(experiment) else ""
+    one_line = table(experiment, results).replace("<br>", " ")  # a terminal's tables know no line breaks
+    return f"## {experiment.title}\n\n{one_line}{legend}"
 
 
 def page(results: Path, figures: Path) -> str:
     """Return the page of all tables and figures; figures are written to a folder beside it, older ones go."""
+    if not results.is_dir():
+        raise EdblError(f"there is no folder of results {results}")
     figures.mkdir(parents=True, exist_ok=True)
     for older in figures.glob("fig*.svg"):
         older.unlink()
