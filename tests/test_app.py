@@ -1,9 +1,11 @@
 """Learning from one's own images: the commands on folders of real pictures."""
 
 import csv
+import errno
 import io
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
 from edbl.app.learn import HELD_KEPT, increment
 from edbl.app.settings import Request
+from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from tests.conftest import Cli, Finished
 from tests.photos import QUICK, SHORT, write_digits
@@ -37,6 +40,7 @@ class StandIn:
     image_size: int = 8
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.25,)
+    digest: str = "0" * 64
 
     def check(self, size: int) -> None:
         """Take any size."""
@@ -179,6 +183,32 @@ def test_a_frozen_backbone_that_forgets_a_class_whose_files_are_gone(tmp_path: P
     assert set(answers(cli, model, tmp_path / "a").values()) == {"digit 1"}
 
 
+def test_a_frozen_backbone_with_other_weights_is_refused(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = "a" * 64
+    monkeypatch.setattr(extractor, "find", lambda name: StandIn(digest=weights))
+    model, more = tmp_path / "model", write_digits(tmp_path / "b", {2: 9})
+    learn(cli, model, write_digits(tmp_path / "a", {0: 9, 1: 9, 3: 9}), "--backbone", "stand-in", "--device", "cpu")
+    assert store.read(model).settings.backbone_weights == weights
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.app.model.Model.learn", interrupt)
+        assert cli("learn", model, more).code == 130
+    weights = "b" * 64
+    going_on = (["learn", model], ["predict", model, more], ["export", model, tmp_path / "a.onnx"])
+    for command in (*going_on, ["learn", model, more, "--discard"]):
+        found = cli(*command)
+        assert found.code == 2
+        assert "the weights of stand-in here are not those that the model has learnt with" in found.err
+        assert "begins with bbbbbbbbbbbb, not aaaaaaaaaaaa" in found.err
+    assert cli("forget", model, "digit 3").code == 0
+    stored = json.loads((model / store.MODEL).read_text())
+    stored["settings"]["backbone_weights"] = ""  # as in a model of format 1
+    (model / store.MODEL).write_text(json.dumps(stored))
+    learn(cli, model, more)
+    assert store.read(model).settings.backbone_weights == weights
+
+
 def test_features_are_not_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
 
@@ -240,6 +270,14 @@ def test_a_name_is_one_however_its_accents_are_written(tmp_path: Path) -> None:
     assert notes == []
 
 
+def test_a_class_is_forgotten_however_its_accents_are_written(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    (folder / "digit 0").rename(folder / "caf\u00e9")
+    learn(cli, tmp_path / "model", folder, *SHORT)
+    assert cli("forget", tmp_path / "model", "cafe\u0301").code == 0
+    assert store.read(tmp_path / "model").names == ["digit 1"]
+
+
 def test_an_image_that_was_held_out_is_never_learnt_from(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 30, 1: 30})
     learn(cli, model, folder, *SHORT, "--validation", 0.5, "--memory", "per_class=4")
@@ -254,6 +292,59 @@ def test_an_image_that_was_held_out_is_never_learnt_from(tmp_path: Path, cli: Cl
     after = store.read(model)
     assert not set(after.files(store.EXEMPLARS)) & set(before.files(store.VALIDATION))
     assert before.files(store.VALIDATION) == after.files(store.VALIDATION)
+
+
+def split(model: Path, folder: Path, **options: Any) -> tuple[set[str], set[str]]:
+    """Learn, and return the digests of the images that were learnt from and of those that were held out."""
+    request = Request(folders=[str(folder)], **options)
+    with increment(model, request, device="cpu", say=lambda line: None) as begun:
+        assert begun is not None
+        begun.prepare()
+        begun.commit(begun.learn(Progress()))
+        rows = begun.begun.train, begun.begun.held
+    train, held = ({begun.begun.digests[row] for row in some} for some in rows)
+    return train, held
+
+
+def test_an_image_that_was_learnt_from_is_never_held_out(tmp_path: Path) -> None:
+    given = {"data.augment": "none", "schedule.epochs": 1, "options.balance.epochs": 1}
+    made: dict[str, Any] = {"backbone": "mlp", "image_size": 8, "memory": "per_class=2", "given": given}
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 40, 1: 40})
+    train, held = split(model, folder, validation=0.4, **made)
+    assert (len(train), len(held)) == (48, 32)
+    kept = {name.removesuffix(".png") for kind in ("exemplars", "validation") for name in store.read(model).files(kind)}
+    assert split(model, folder) == (train - kept, held - kept)  # the same again, but for what is kept
+    more = write_digits(tmp_path / "b", {0: 100, 1: 60})
+    for options in ({}, {"validation": 0.5}, {"validation": 0.1}, {"validation": 0.5}):
+        new_train, new_held = split(model, more, **options)
+        assert new_held
+        assert not new_held & train
+        train |= new_train
+    assert split(model, more, seed=1)[1] == set()  # whose order says nothing of what was learnt
+    assert split(model, more, seed=0)[1] == set()
+    assert split(model, write_digits(tmp_path / "c", {2: 40}))[1]
+
+
+def test_an_image_that_the_model_keeps_under_another_name(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
+    learn(cli, model, folder, *SHORT)
+    renamed = write_digits(tmp_path / "b", {0: 6, 2: 6})
+    (renamed / "digit 0").rename(renamed / "zero")
+    error = refused(cli, "learn", model, renamed)
+    assert f"{renamed}/zero/000.png is given as 'zero', but the model keeps the same image as 'digit 0'" in error
+    assert f"`edbl forget {model} 'digit 0'`" in error
+    assert store.read(model).names == ["digit 0", "digit 1"]
+    assert cli("forget", model, "digit 0").code == 0
+    learn(cli, model, renamed)
+    assert [(k.name, k.images) for k in store.read(model).classes] == [("digit 1", 5), ("digit 2", 5), ("zero", 5)]
+
+
+def test_an_image_of_two_classes_may_come_again(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    shutil.copy(folder / "digit 0" / "000.png", folder / "digit 1" / "same.png")
+    learn(cli, model, folder, *SHORT)
+    write_digits(folder, {2: 3})
+    learn(cli, model, folder)
 
 
 def test_what_is_known_already_is_not_learnt(tmp_path: Path, cli: Cli) -> None:
@@ -355,9 +446,65 @@ def test_folders_that_cannot_be_learnt(tmp_path: Path, cli: Cli) -> None:
     assert not model.exists()
     assert "holds other things than a model" in refused(cli, "learn", tmp_path / "loose", tmp_path / "hollow")
     assert "is a file" in refused(cli, "learn", tmp_path / "loose" / "x.png", tmp_path / "hollow")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "cat").symlink_to(tmp_path / "hollow" / "cat")
+    error = refused(cli, "learn", model, tmp_path / "links")
+    assert f"has no class folder (1 link out of {tmp_path / 'links'} not followed)" in error
     for command in (["predict", model, tmp_path], ["info", model], ["forget", model, "cat"]):
         assert f"{model} does not exist; `edbl learn {model} FOLDER` makes one" in refused(cli, *command)
     assert "holds no model" in refused(cli, "info", tmp_path / "loose")
+
+
+@pytest.mark.parametrize("file", ["cat/x.png", "views/x.png", "checkpoints/task-0.png", "images.npy.png"])
+def test_a_folder_increment_that_is_not_a_models_is_left_alone(tmp_path: Path, cli: Cli, file: str) -> None:
+    own, photos = tmp_path / "own", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    mine = save(own / "increment" / file)
+    for command in ([own, own / "increment"], [own, photos, *SHORT], [own, photos, *SHORT, "--discard"]):
+        error = refused(cli, "learn", *command)
+        assert f"{own} holds other things than a model, such as {own / 'increment'}/" in error
+    assert [path.name for path in own.iterdir()] == ["increment"]
+    learn(cli, tmp_path / "model", photos, *SHORT)
+    (own / "increment").rename(tmp_path / "model" / "increment")
+    for more in ([photos], ["--discard"], []):
+        assert "holds other things than a model" in refused(cli, "learn", tmp_path / "model", *more)
+    assert (tmp_path / "model" / mine.relative_to(own)).exists()
+
+
+def test_a_folder_with_an_empty_folder_increment_is_no_model(tmp_path: Path, cli: Cli) -> None:
+    save(tmp_path / "own" / "x.png")
+    (tmp_path / "own" / "increment").mkdir()
+    error = refused(cli, "learn", tmp_path / "own", write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    assert f"{tmp_path / 'own'} holds other things than a model, such as {tmp_path / 'own' / 'x.png'}" in error
+
+
+def test_photos_that_lie_in_the_model(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    photos = write_digits(model / "more", {2: 3})
+    for folder in (model, photos):
+        assert f"{folder} lies in the model {model}" in refused(cli, "learn", model, folder)
+    assert len(list(photos.rglob("*.png"))) == 3
+
+
+def test_nothing_is_removed_before_photos_are_found(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    (model / "increment").mkdir()
+    (model / "increment" / "images.npy").touch()
+    assert "does not exist" in refused(cli, "learn", model, tmp_path / "none")
+    assert (model / "increment" / "images.npy").exists()
+
+
+def test_a_full_disk(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, start: int, size: int) -> None:
+        assert size == 128 + 6 * 3 * 8 * 8  # a header and the images
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    model = tmp_path / "model"
+    error = refused(cli, "learn", model, write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    assert f"cannot write '{model}/increment/images.npy': No space left on device" in error
+    assert not model.exists()
 
 
 def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
@@ -376,7 +523,7 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--method", "joint"], "keeps all images ever seen"),
         (["--method", "own.py"], "a model must need nothing but its folder"),
         (["--method", "edlb"], "did you mean 'edbl'?"),
-        (["--backbone", "reznet32"], "unknown pretrained network"),
+        (["--backbone", "reznet32"], "from scratch mlp, resnet18, resnet32, small"),
         (["--backbone", "given"], "unknown pretrained network"),
         (["--backbone", "mlp", "--tune", "head"], "nothing to freeze"),
         (["--tune", "tail"], "unknown value of --tune"),
@@ -517,10 +664,11 @@ def test_many_classes_are_shown_worst_first() -> None:
     assert getattr(table, "row_count") == 40  # noqa: B009
 
 
-def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*arguments: object) -> None:
-        raise KeyboardInterrupt
+def interrupt(*arguments: object) -> None:
+    raise KeyboardInterrupt
 
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, model = write_digits(tmp_path / "a", {0: 3, 1: 3}), tmp_path / "model"
     with monkeypatch.context() as patch:
         patch.setattr("edbl.app.model.Model.learn", interrupt)
@@ -528,6 +676,21 @@ def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, cli: Cli, monk
     assert found.code == 130
     assert f"`edbl learn {model}` goes on where it stopped" in found.err
     assert "going on" in learn(cli, model).err
+
+
+def test_a_command_that_was_interrupted_while_photos_were_read_starts_again(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, model = write_digits(tmp_path / "a", {0: 3, 1: 3}), tmp_path / "model"
+    command = [model, folder, *SHORT]
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(photos, "read_into", interrupt)
+            found = cli("learn", *command)
+        assert found.code == 130
+        assert found.err == "interrupted; the same command starts again\n"
+        learn(cli, *command)
+        command = [model, write_digits(tmp_path / "b", {2: 3})]
 
 
 def test_a_request_is_checked_from_python_too(tmp_path: Path) -> None:

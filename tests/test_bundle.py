@@ -94,7 +94,7 @@ def test_what_is_on_disk(model: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda s: s.update(format=2), "written by a newer edbl"),
+        (lambda s: s.update(format=3), "written by a newer edbl"),
         (lambda s: s.update(format="one"), "its format is 'one'"),
         (lambda s: s.pop("classes"), "'classes' of bundle is missing or unknown"),
         (lambda s: s.update(extra=1), "'extra' of bundle is missing or unknown"),
@@ -105,6 +105,8 @@ def test_what_is_on_disk(model: Path) -> None:
         (lambda s: s["settings"].update(image_size=100_000), "out of range"),
         (lambda s: s["classes"][0]["exemplars"].append("../../../secret.png"), "is no name of an image"),
         (lambda s: s["history"][0].update(seconds=None), "'seconds' has a value of the wrong kind"),
+        (lambda s: s["recipe"].update(method="rkd"), "its recipe has another"),
+        (lambda s: s["recipe"].pop("method"), "its recipe has another"),
     ],
 )  # fmt: skip
 def test_a_bad_description_is_refused(
@@ -117,6 +119,61 @@ def test_a_bad_description_is_refused(
     assert message in found.err
     assert len(found.err.splitlines()) <= 2
     assert "Traceback" not in found.err
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """Write a method in a file of its own that leaves a trace when it is run."""
+    path = tmp_path / "evil.py"
+    path.write_text("from pathlib import Path\nPath(__file__).with_suffix('.run').touch()")
+    return path
+
+
+@pytest.mark.parametrize("command", ["info", "predict", "learn", "forget", "export"])
+@pytest.mark.parametrize("places", [["recipe"], ["settings"], ["recipe", "settings"], ["given"]])
+def test_opening_a_model_runs_no_code_of_its_own(
+    model: Path, photos: Path, cli: Cli, code: Path, command: str, places: list[str]
+) -> None:
+    def edit(stored: dict[str, Any]) -> None:
+        for place in places:
+            (stored["settings"]["given"] if place == "given" else stored[place])["method"] = str(code)
+
+    change(model, edit)
+    more = {"info": "--json", "forget": "digit 0", "export": str(model / "a.onnx")}.get(command, str(photos / "second"))
+    found = cli(command, model, more)
+    assert found.code == 2
+    assert "model.json: its method is none of edbl's own, or its recipe has another" in found.err
+    assert not code.with_suffix(".run").exists()
+
+
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("given", [False, True])
+def test_going_on_with_an_increment_runs_no_code_of_its_own(
+    model: Path, photos: Path, cli: Cli, tmp_path: Path, code: Path, given: bool
+) -> None:
+    assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
+    path = model / store.INCREMENT / store.BEGUN
+    stored = json.loads(path.read_text())
+    (stored["settings"]["given"] if given else stored["settings"])["method"] = str(code)
+    path.write_text(json.dumps(stored))
+    found = cli("learn", model)
+    assert found.code == 2
+    assert "is damaged; drop it with" in found.err
+    assert not code.with_suffix(".run").exists()
+
+
+def test_a_model_of_format_1_learns_on(model: Path, photos: Path, cli: Cli) -> None:
+    def edit(stored: dict[str, Any]) -> None:
+        stored["format"] = 1
+        del stored["settings"]["backbone_weights"]
+        for known in stored["classes"]:
+            del known["held_below"]
+
+    change(model, edit)
+    assert cli("predict", model, photos / "second").code == 0
+    assert cli("learn", model, photos / "second").code == 0
+    assert json.loads((model / store.MODEL).read_text())["format"] == store.FORMAT == 2
+    assert [bool(known.held_below) for known in store.read(model).classes] == [False, False, True]
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe"])
@@ -323,6 +380,22 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
     assert store.read(model).names == ["digit 0", "digit 1"]
 
 
+def test_a_first_increment_that_was_killed_while_photos_were_read(photos: Path, cli: Cli, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / store.INCREMENT).mkdir(parents=True)
+    (model / store.INCREMENT / "images.npy").write_bytes(b"")
+    (model / ".lock").touch()
+    found = cli("info", model)
+    assert found.code == 2
+    assert f"holds no model: it has no model.json; `edbl learn {model} FOLDER` makes one" in found.err
+    for more in ([], ["--discard"]):
+        found = cli("learn", model, *more)
+        assert found.code == 2
+        assert f"there is no model {model} yet; `edbl learn {model} FOLDER` makes one" in found.err
+    assert cli("learn", model, photos / "first", *SHORT).code == 0
+    assert cli("info", model).code == 0
+
+
 @pytest.mark.usefixtures("_server")
 def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
@@ -335,6 +408,9 @@ def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, t
     found = cli("learn", model)
     assert found.code == 2
     assert "no begun increment to go on with" in found.err
+    found = cli("learn", model, "--discard")
+    assert found.code == 0
+    assert found.err == "no increment was begun\n"
 
 
 @pytest.mark.usefixtures("_server")

@@ -248,8 +248,8 @@ def test_a_gpu_gives_the_same() -> None:
 def test_unknown_names_are_refused(name: str) -> None:
     text = message(name)
     assert f"unknown pretrained network '{name}'" in text
-    assert "efficientnet-lite0" in text
-    assert "did you mean 'timm:NAME'" in message("timm:")
+    assert "efficientnet-lite0 and timm:NAME; from scratch mlp, resnet18, resnet32, small" in text
+    assert "timm:NAME" in message("timm:")
 
 
 def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,6 +422,22 @@ def test_a_network_of_timm(timm: SimpleNamespace) -> None:
     before = len(timm.made)
     assert find("timm:net.a") is found
     assert len(timm.made) == before
+
+
+def test_other_weights_of_one_name_are_told_apart(timm: SimpleNamespace) -> None:
+    found = find("timm:net.a")
+    before = found.digest
+    assert len(before) == 64
+    found.views(noise(1, 12), 0, seeded(), lambda done: None)
+    net = found.load()
+
+    def loaded() -> Pretrained:
+        return Pretrained("timm:net.a", 7, 12, found.mean, found.std, lambda: net)
+
+    assert loaded().digest == before
+    with torch.no_grad():
+        next(net.parameters())[0] += 1e-6
+    assert loaded().digest != before
 
 
 def test_without_timm_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

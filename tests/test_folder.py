@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from edbl.data import folder as folder_module
-from edbl.data.folder import in_threads, load_folder
+from edbl.data.folder import decode, in_threads, load_folder
 from edbl.errors import EdblError
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -79,6 +79,14 @@ def test_without_test_folder_every_fifth_image_is_split_off(tmp_path: Path, top:
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     fill(tmp_path, {"train": 5, "plane": 5})
     assert load_folder(tmp_path).classes == ("plane", "train")
+
+
+def test_classes_beside_a_folder_train_with_folders_are_not_dropped(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"steam": 2, "diesel": 2})
+    fill(tmp_path, {"car": 2, "bus": 2, ".hidden": 2})
+    text = message(tmp_path)
+    assert f"{tmp_path} has a folder 'train' with a folder per class, and beside it bus, car\n" in text
+    assert "if 'train' is a class itself" in text
 
 
 def test_one_image_cannot_be_split(tmp_path: Path) -> None:
@@ -287,7 +295,7 @@ def noise(extension: str, tmp_path: Path) -> bytes:
         (b"this is text, not an image", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "not an image"),
         (png_of_size(12_000, 10_000), "more than 100 million pixels"),
-        (png_of_size(60_000, 60_000), "more than 100 million pixels"),
+        (png_of_size(60_000, 60_000), "more than 178 million pixels"),
     ],
 )
 def test_bad_files_are_named_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
@@ -360,6 +368,17 @@ def test_large_images_below_the_limit_are_read_without_a_warning(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(load_folder(tmp_path).train) == 2
+
+
+def test_a_large_jpeg_counts_as_large_as_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "MAX_PIXELS", 100 * 100)
+    for extension in ("jpg", "png"):
+        save(tmp_path / f"x.{extension}", size=(400, 300))
+    assert decode(tmp_path / "x.jpg", 8, draft=True).pixels is not None
+    assert decode(tmp_path / "x.jpg", 8).bad == "more than 100 million pixels"
+    assert decode(tmp_path / "x.png", 8, draft=True).bad == "more than 100 million pixels"
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000)  # half of what Pillow opens
+    assert decode(tmp_path / "x.jpg", 8, draft=True).bad == "more than 178 million pixels"
 
 
 def test_links_that_lead_out_are_not_followed(tmp_path: Path) -> None:

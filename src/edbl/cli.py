@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -211,6 +211,7 @@ def learn(
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
+    from edbl.app import bundle as store
     from edbl.app import show
     from edbl.app.learn import increment
     from edbl.app.settings import Request
@@ -229,8 +230,13 @@ def learn(
         given=dict(parse_setting(s) for s in settings or []),
         skip_bad=skip_bad,
     )
+
+    def how() -> str:
+        begun = store.begun(model)
+        return f"`edbl learn {model}` goes on where it stopped" if begun else "the same command starts again"
+
     with (
-        _interruptible(f"`edbl learn {model}` goes on where it stopped"),
+        _interruptible(how),
         increment(model, request, device=device, discard=discard, say=_say) as begun,
     ):
         if begun is None:
@@ -338,7 +344,9 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
-    steps: Annotated[int | None, typer.Option(help="Steps per repeat. Default: 100 on a GPU, 3 on a CPU.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
+    ] = None,
     workers: Annotated[int, typer.Option(help="DataLoader workers of the plain loop.", min=0)] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -347,9 +355,10 @@ def bench(
     from edbl.engine.environment import pick_device
 
     chosen = pick_device(device)
-    count = steps or (100 if chosen.type == "cuda" else 3)
+    if steps is None:
+        steps = 100 if chosen.type == "cuda" else 3
     with console.status("timing"):
-        found = measure(chosen, backbone, batch, count, workers)
+        found = measure(chosen, backbone, batch, steps, workers)
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -402,8 +411,9 @@ def reproduce(
         def done(job: Job) -> None:
             paper.keep(job.folder, results / job.folder.relative_to(runs), experiments[0])
 
+        otherwise = "use --no-resume to begin all anew, or another --runs"
         with _many():
-            run_many(jobs, workers, console, data_dir, done)
+            run_many(jobs, workers, console, data_dir, done, otherwise)
     for experiment in experiments:
         console.print(Markdown(paper.shown(experiment, results)))
         for figure in paper.figure(experiment, results, runs):
@@ -488,7 +498,7 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
 
 @contextmanager
 def _bars(folder: Path) -> Iterator["Bars"]:
-    with _interruptible(f"`edbl resume {folder}` goes on from the last checkpoint"), _live() as bars:
+    with _interruptible(lambda: f"`edbl resume {folder}` goes on from the last checkpoint"), _live() as bars:
         yield bars
 
 
@@ -499,11 +509,11 @@ def _live() -> "Bars":
 
 
 @contextmanager
-def _interruptible(how: str) -> Iterator[None]:
+def _interruptible(how: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        _say(f"interrupted; {how}")
+        _say(f"interrupted; {how()}")
         raise typer.Exit(130) from None
 
 

@@ -32,10 +32,11 @@ from edbl.app.photos import digest, stack
 from edbl.data.folder import Pixels, in_threads
 from edbl.errors import EdblError
 from edbl.files import lock, sweep, write_atomic
+from edbl.methods import methods
 
-FORMAT = 1
+FORMAT = 2
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
-EXEMPLARS, VALIDATION, INCREMENT = "exemplars", "validation", "increment"
+EXEMPLARS, VALIDATION, INCREMENT, BEGUN = "exemplars", "validation", "increment", "begun.json"
 IMAGE = re.compile(r"[0-9a-f]{32}\.png")
 TRIES = 5  # at reading a model that is being replaced
 
@@ -56,6 +57,7 @@ class Settings:
     validation: float  # share of images that are held out
     copies: int  # changed copies of each image whose features are kept; 0 where the backbone learns
     given: dict[str, Any]  # other values of the recipe that were chosen, by dotted key
+    backbone_weights: str = ""  # SHA-256 of those of a frozen backbone
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Known:
     images: int = 0  # learnt from, ever
     exemplars: list[str] = field(default_factory=list)  # files, best first
     validation: list[str] = field(default_factory=list)  # files
+    held_below: str = ""  # images whose place is below it were never learnt from: they alone may be held out
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,10 @@ class Bundle:
         return [name for known in self.classes for name in _files(known, kind)]
 
 
+# What models of format 1 do not say.
+LATER: dict[type, dict[str, Any]] = {Settings: {"backbone_weights": ""}, Known: {"held_below": ""}}
+
+
 def _files(known: Known, kind: str) -> list[str]:
     return known.exemplars if kind == EXEMPLARS else known.validation
 
@@ -158,10 +165,20 @@ def exists(folder: Path) -> bool:
     return (folder / MODEL).is_file()
 
 
+def begun(folder: Path) -> bool:
+    """Tell whether an increment was begun and not finished."""
+    return (folder / INCREMENT / BEGUN).is_file()
+
+
+def foreign(settings: Settings) -> bool:
+    """Tell whether a method is none of this package's: what is in a file of its own would run when it is opened."""
+    return settings.method not in methods() or "method" in settings.given
+
+
 def read(folder: Path) -> Bundle:
     """Return what a model's folder says of it."""
     if not exists(folder):
-        if (folder / INCREMENT).is_dir():
+        if begun(folder):
             raise EdblError(
                 f"{folder} has learnt nothing yet: its first increment was begun and not finished\n"
                 f"`edbl learn {folder}` goes on with it"
@@ -185,9 +202,11 @@ def parse(folder: Path, text: bytes) -> Bundle:
             f"{folder} is a model of format {number}, and this edbl reads format {FORMAT}: it was written by a newer "
             "edbl\nupgrade edbl to use it"
         )
-    if number != FORMAT:
+    if number not in (1, FORMAT):
         raise damaged(folder, MODEL, f"its format is {number!r}, not {FORMAT}")
     bundle = typed(Bundle, stored, folder, MODEL)
+    if foreign(bundle.settings) or bundle.recipe.get("method") != bundle.settings.method:
+        raise damaged(folder, MODEL, "its method is none of edbl's own, or its recipe has another")
     names, files = bundle.names, bundle.files(EXEMPLARS) + bundle.files(VALIDATION)
     if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
         raise damaged(folder, MODEL, "its classes do not fit the sizes of its increments")
@@ -361,7 +380,7 @@ def typed(kind: type[T], value: Any, folder: Path, file: str) -> T:
 def _fit(kind: Any, value: Any, at: str) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        hints = get_type_hints(kind)
+        hints, value = get_type_hints(kind), LATER.get(kind, {}) | value
         if missing := sorted(hints.keys() ^ value.keys()):
             raise ValueError(f"'{missing[0]}' of {at} is missing or unknown")
         return kind(**{name: _fit(hint, value[name], name) for name, hint in hints.items()})

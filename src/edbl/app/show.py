@@ -12,7 +12,6 @@ from rich.table import Table
 
 from edbl.app import bundle as store
 from edbl.app.bundle import Bundle, Event, Readout, Score
-from edbl.app.learn import BEGUN
 from edbl.app.predict import Prediction
 from edbl.data.folder import count, shown
 
@@ -88,7 +87,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
         f"seed {s.seed}, {s.validation:.0%} of images held out"
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
-    if begun(folder):
+    if store.begun(folder):
         lines.append(f"an increment was begun and not finished: `edbl learn {folder}` goes on with it")
     past = Table(box=None, pad_edge=False)
     for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
@@ -116,17 +115,12 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
     values = dataclasses.asdict(bundle)
     values["exemplars"] = len(bundle.files(store.EXEMPLARS))
     values["exemplar_bytes"] = store.memory_bytes(folder, bundle)
-    values["increment_begun"] = begun(folder)
+    values["increment_begun"] = store.begun(folder)
     for known, entry in zip(bundle.classes, values["classes"], strict=True):
         entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
     for event, entry in zip(bundle.history, values["history"], strict=True):
         entry["accuracy"] = {r: _finite(event.total().share(r)) for r in READOUTS}
     return values
-
-
-def begun(folder: Path) -> bool:
-    """Tell whether an increment was begun and not finished."""
-    return (folder / store.INCREMENT / BEGUN).is_file()
 
 
 def memory(folder: Path, bundle: Bundle) -> str:

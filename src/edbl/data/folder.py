@@ -22,7 +22,7 @@ from edbl.errors import EdblError
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # Pillow's names; its other readers stay shut
-MAX_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000  # that are decoded; Pillow opens no image of more than 178 million
 DEFAULT_SIZE = 32
 TEST_EVERY = 5  # where there is no test folder, every 5th image is a test image
 NAMED = 5  # files named in a message before the rest is only counted
@@ -133,6 +133,11 @@ class Walk:
         top = self.folders(self.folder)
         # A folder 'train' without folders is a class of trains.
         if "train" in top and self.folders(top["train"]):
+            if others := [shown(name) for name in top if name not in ("train", "test", "val")]:
+                raise EdblError(
+                    f"{self.folder} has a folder 'train' with a folder per class, and beside it {first(others)}\n"
+                    "move these classes into it or elsewhere; if 'train' is a class itself, give it another name"
+                )
             return top["train"], top.get("test") or top.get("val")
         lonely = [name for name in ("test", "val") if name in top]
         if lonely:
@@ -164,6 +169,10 @@ class Walk:
             notes.append(f"{count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
         return notes
 
+    def unfollowed(self) -> str:
+        """Return how many links were not followed, as an addition to a message."""
+        return f" ({count(list(self.links), 'link')} out of {shown(self.folder)} not followed)" if self.links else ""
+
     def named(self, paths: Sequence[Path]) -> str:
         """Return the first few paths, relative to the folder."""
         return first([shown(path.relative_to(self.folder)) for path in paths])
@@ -173,7 +182,7 @@ def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], 
     classes = list(walk.folders(train))
     if len(classes) < 2:
         raise EdblError(
-            f"{train} has {count(classes, 'class folder')}, at least 2 are needed{_unfollowed(walk)}\n"
+            f"{train} has {count(classes, 'class folder')}, at least 2 are needed{walk.unfollowed()}\n"
             "images belong in FOLDER/CLASS/, or in FOLDER/train/CLASS/ and FOLDER/test/CLASS/"
         )
     files = [_File(path, k, False) for k, name in enumerate(classes) for path in walk.images(train / name)]
@@ -198,13 +207,9 @@ def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: Walk, pl
             if not counts[bool(is_test), k]:
                 kind, where = "test" if is_test else "training", shown(place / name)
                 raise EdblError(
-                    f"class '{shown(name)}' has no {kind} image that can be read in {where}{_unfollowed(walk)}\n"
+                    f"class '{shown(name)}' has no {kind} image that can be read in {where}{walk.unfollowed()}\n"
                     f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the class"
                 )
-
-
-def _unfollowed(walk: Walk) -> str:
-    return f" ({count(list(walk.links), 'link')} out of {walk.folder} not followed)" if walk.links else ""
 
 
 def _split_off(files: Sequence[_File], classes: Sequence[str], folder: Path) -> list[_File]:
@@ -271,10 +276,10 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
         if not path.stat().st_size:
             raise _BadImage("empty file")
         with Image.open(path, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise _BadImage("more than 100 million pixels")
             if draft:
                 image.draft(None, (2 * size, 2 * size))
+            if image.width * image.height > MAX_PIXELS:
+                raise _BadImage("more than 100 million pixels")
             return Decoded(_square(_rgb(ImageOps.exif_transpose(image)), size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         return Decoded(None, bad=_reason(error))
@@ -282,7 +287,7 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, Image.DecompressionBombError):
-        return "more than 100 million pixels"
+        return "more than 178 million pixels"
     if isinstance(error, UnidentifiedImageError):
         return "not an image"
     if "truncated" in str(error):
