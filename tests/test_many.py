@@ -1,6 +1,12 @@
 """Several runs side by side: each as it would be alone, none harmed by another."""
 
 import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +14,9 @@ import pytest
 from rich.console import Console
 
 from edbl import EdblError, Recipe, records, run
+from edbl.data import datasets
 from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
+from edbl.files import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 
@@ -34,10 +42,39 @@ def test_each_run_is_as_it_would_be_alone_and_one_begun_goes_on(tmp_path: Path) 
 
 def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     jobs = [Job(recipe(lr=1e30), tmp_path / "bad"), Job(recipe("finetune"), tmp_path / "good")]
-    with pytest.raises(EdblError, match="1 of 2 runs failed: bad"):
+    with pytest.raises(EdblError, match=r"1 of 2 runs failed: bad; the others are done$"):
         run_many(jobs, 1, QUIET)
     assert records.read(tmp_path / "good").status == "done"
     assert "loss became" in records.read(tmp_path / "bad").message
+
+
+def test_runs_in_several_folders_are_named_with_these(tmp_path: Path) -> None:
+    jobs = [Job(recipe(lr=1e30), tmp_path / name / "rkd-seed0") for name in ("one", "two")]
+    with pytest.raises(EdblError, match=r"2 of 2 runs failed: one/rkd-seed0, two/rkd-seed0$"):
+        run_many(jobs, 1, QUIET)
+
+
+OWN = """
+from dataclasses import dataclass
+from edbl.config import option
+from edbl.methods.rkd import RKD
+
+class Own(RKD):
+    name = "own"
+
+    @dataclass(frozen=True)
+    class Config(RKD.Config):
+        share: float = option(0.1, "of something", least=0, most=1)
+"""
+
+
+def test_a_method_file_with_options_of_its_own_and_several_seeds(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    quick = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "schedule.epochs=1"]
+    done = cli("run", tmp_path / "own.py", "--seeds", 2, *quick, "--set", "share=0.3", "--out", tmp_path / "runs")
+    assert done.code == 0, done.out + done.err
+    found = [records.read(tmp_path / "runs" / f"own-seed{seed}") for seed in (0, 1)]
+    assert [(record.status, record.recipe["options.share"]) for record in found] == [("done", 0.3)] * 2
 
 
 FRAGILE = """
@@ -71,9 +108,54 @@ def test_a_killed_process_ends_no_run(times: int, tmp_path: Path) -> None:
         assert len(list((tmp_path / "marks").iterdir())) == TRIES
 
 
+def test_runs_leave_ctrl_c_to_the_process_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    method = tmp_path / "fragile.py"
+    method.write_text(FRAGILE.replace("TIMES", "1").replace("SIGKILL", "SIGINT"))
+    assert run_many([Job(recipe(str(method)), tmp_path / "run")], 1, QUIET)[0].status == "done"
+    assert list((tmp_path / "marks").iterdir())
+
+
+def wait_for(what: str, seconds: float, is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def is_left(folder: Path) -> bool:
+    try:
+        with lock(folder):
+            return True
+    except EdblError:
+        return False
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edbl", "run", "rkd", "finetune", "icarl", "--data", "digits", "--preset", "quick"]
+    command += ["--set", "net.backbone=mlp", "--set", "epochs=100000", "--at-once", "2", "--out", str(tmp_path / "all")]
+    begun = [tmp_path / "all" / f"{method}-seed0" for method in ("rkd", "finetune")]
+    with (tmp_path / "errors").open("w") as errors:
+        process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
+    try:
+        wait_for("both begin", 120, lambda: all((folder / "checkpoints").exists() for folder in begun))
+        assert not any(is_left(folder) for folder in begun)
+        process.send_signal(how)
+        assert process.wait(60) == (130 if how is signal.SIGINT else -how)
+        wait_for("both end", 30, lambda: all(is_left(folder) for folder in begun))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert not (tmp_path / "all" / "icarl-seed0").exists()
+    said = (tmp_path / "errors").read_text()
+    assert "Traceback" not in said
+    assert ("the same command goes on" in said) == (how is signal.SIGINT)
+
+
 def test_a_run_does_not_go_to_the_cpu_where_others_have_a_gpu(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="sees the GPU no more"):
-        _work(0, Job(recipe(), tmp_path / "run"), None, gpu=True)
+        _work(0, recipe().values(), tmp_path / "run", None, gpu=True)
     assert not (tmp_path / "run").exists()
 
 
@@ -83,6 +165,41 @@ def test_a_folder_with_another_run_is_refused_before_anything_starts(tmp_path: P
     with pytest.raises(EdblError, match="holds another run, of rkd"):
         run_many(jobs, 1, QUIET)
     assert not (tmp_path / "new").exists()
+
+
+def test_reproduce_says_what_to_do_about_another_run(cli: Cli, tmp_path: Path) -> None:
+    run(recipe(), tmp_path / "runs" / "cifar10-base0-5-total200" / "rkd-seed0")
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--data-dir", tmp_path]
+    done = cli("reproduce", "table3", "--only", "rkd", "--data", "cifar10", *places)
+    assert done.code == 2
+    assert "rkd-seed0 holds another run, of rkd; use --no-resume to begin all anew, or another --runs" in done.err
+
+
+def test_missing_data_are_said_once_before_anything_starts(cli: Cli, tmp_path: Path) -> None:
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--data-dir", tmp_path / "data"]
+    done = cli("reproduce", "table1", *places)
+    assert (done.code, done.out) == (2, "")
+    assert [done.err.count(f"run `edbl data fetch {name}`") for name in ("cifar100", "tiny-imagenet")] == [1, 1]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_done_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise EdblError("no data")
+
+    run(recipe(), tmp_path / "run")
+    monkeypatch.setattr(datasets, "load", load)
+    assert run_many([Job(recipe(), tmp_path / "run")], 1, QUIET)[0].status == "done"
+    with pytest.raises(EdblError, match="no data"):
+        run_many([Job(recipe(), tmp_path / "run"), Job(recipe(seed=1), tmp_path / "other")], 1, QUIET)
+
+
+def test_a_run_that_was_killed_before_its_record_begins_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", "recipe.toml", ".record.json.0.tmp"):
+        (folder / name).touch()
+    assert run_many([Job(recipe(), folder)], 1, QUIET)[0].status == "done"
 
 
 def test_methods_and_seeds_on_the_command_line(cli: Cli, tmp_path: Path) -> None:

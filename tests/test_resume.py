@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from torch import Tensor
 from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.progress import Progress
+from edbl.engine.step import Step
 from edbl.files import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed
@@ -199,6 +201,24 @@ def test_a_loss_that_really_diverges_is_reported(tmp_path: Path, cli: Cli) -> No
     assert "the loss became" in finished.err
     assert "step" in finished.err
     assert "Traceback" not in finished.err
+
+
+def test_weights_that_diverge_in_the_last_step_are_reported(
+    tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Step.__call__
+
+    def diverge(self: Step) -> None:
+        step(self)
+        if self.calls == len(self.batches) * self.phase.schedule.epochs:
+            self.phase.params[0].data[0] = math.inf
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__call__", diverge)
+        with pytest.raises(EdblError, match=r"weights became infinite in the last step of train.*task 1 of 3"):
+            run(recipe(), tmp_path / "run")
+    assert records.read(tmp_path / "run").seconds == []
+    assert_same(resume(tmp_path / "run"), whole)
 
 
 def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(

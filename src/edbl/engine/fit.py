@@ -14,6 +14,8 @@ from edbl.methods.base import Phase
 from edbl.nets.net import Net
 from edbl.seeds import Seeds
 
+ADVICE = "lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
+
 
 @dataclass
 class State:
@@ -64,13 +66,15 @@ class Loop:
                 at = int((~losses.isfinite()).nonzero()[0])
                 raise EdblError(
                     f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
-                    " lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
+                    f" {ADVICE}"
                 )
             state.epoch = epoch + 1
             state.losses.append(float(losses.mean()))
             if state.epoch < phase.schedule.epochs:
                 state.momentum = _momenta(step.optimiser, phase.params)
                 after_epoch(state)
+        if not all(torch.stack([p.isfinite().all() for p in phase.params]).tolist()):  # no loss has seen the last step
+            raise EdblError(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
         state.momentum = {}  # the next phase has an optimiser of its own
         net.eval()
 

@@ -7,9 +7,11 @@ through NVIDIA's multi-process service, where there is one: small networks leave
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
@@ -24,11 +26,12 @@ from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from edbl import records
+from edbl.data import datasets
 from edbl.engine import environment
 from edbl.engine.progress import Count
-from edbl.engine.run import RECIPE, resume, run
+from edbl.engine.run import RECIPE, is_free, resume, run
 from edbl.errors import EdblError
-from edbl.recipe import Recipe
+from edbl.recipe import DataSettings, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
@@ -67,16 +70,25 @@ def _begin(shares: "SynchronizedArray[float]", threads: int) -> None:
     global _shares
     _shares = shares
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _work(place: int, job: Job, data_dir: Path | None, gpu: bool) -> None:
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path | None, gpu: bool) -> None:
+    """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
     if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
         raise _NoGpu("PyTorch sees the GPU no more")
     progress = _Shared(_shares, place)
-    if (job.folder / records.RECORD).exists():
-        resume(job.folder, data_dir=data_dir, progress=progress)
+    if (folder / records.RECORD).exists():
+        resume(folder, data_dir=data_dir, progress=progress)
     else:
-        run(job.recipe, job.folder, data_dir=data_dir, progress=progress)
+        run(Recipe.of(recipe), folder, data_dir=data_dir, progress=progress)
 
 
 def at_once(device: str) -> int:
@@ -90,21 +102,22 @@ def run_many(
     console: Console,
     data_dir: Path | None = None,
     done: Callable[[Job], None] = lambda _: None,
+    otherwise: str = "use another --out",
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
-    ``done`` is called with each run as it ends well.
+    ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
-    for job in jobs:
-        _check(job)
+    _check_data([job.recipe.data for job in jobs if not _is_done(job, otherwise)], data_dir)
+    names = _names(jobs)
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
     left: Collection[int] = range(len(jobs))
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
-        shown = [bars.add_task(job.folder.name, total=1.0) for job in jobs]
+        shown = [bars.add_task(name, total=1.0) for name in names]
 
         def show(place: int, share: float) -> None:
             bars.update(shown[place], completed=share)
@@ -124,8 +137,9 @@ def run_many(
                 break
     failed |= broken
     if failed:
-        names = ", ".join(jobs[place].folder.name for place in sorted(failed))
-        raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {names}; the others are done")
+        listed = ", ".join(names[place] for place in sorted(failed))
+        others = "; the others are done" if len(failed) < len(jobs) else ""
+        raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(job.folder) for job in jobs]
 
 
@@ -145,22 +159,61 @@ def _ended(
         shared_gpu() if gpu else nullcontext(),
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
-        place_of = {pool.submit(_work, place, jobs[place], data_dir, gpu): place for place in places}
-        waiting: Collection[Future[None]] = place_of
-        while waiting:
-            ended, waiting = wait(waiting, REFRESH, FIRST_COMPLETED)
-            for place in places:
-                show(place, shares[place])
-            for future in ended:
-                yield place_of[future], future.exception()
+        try:
+            with _deaf_children():
+                place_of = {
+                    pool.submit(_work, place, jobs[place].recipe.values(), jobs[place].folder, data_dir, gpu): place
+                    for place in places
+                }
+            waiting: Collection[Future[None]] = place_of
+            while waiting:
+                ended, waiting = wait(waiting, REFRESH, FIRST_COMPLETED)
+                for place in places:
+                    show(place, shares[place])
+                for future in ended:
+                    yield place_of[future], future.exception()
+        except BaseException:  # such as Ctrl-C; the pool would wait for all runs
+            for process in multiprocessing.active_children():
+                process.terminate()
+            raise
 
 
-def _check(job: Job) -> None:
-    """Refuse a folder that holds something else."""
-    if job.folder.exists() and any(job.folder.iterdir()):
-        found = records.read(job.folder)
-        if Recipe.read(job.folder / RECIPE) != job.recipe:
-            raise EdblError(f"{job.folder} holds another run, of {found.method}; use another --out")
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Let the processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all: this one ends them."""
+    usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    """Return short names that tell runs apart."""
+    parts = 1 if len({job.folder.parent for job in jobs}) == 1 else 2
+    return [str(Path(*job.folder.parts[-parts:])) for job in jobs]
+
+
+def _is_done(job: Job, otherwise: str) -> bool:
+    """Tell whether a run is done, and refuse a folder that holds something else."""
+    if not job.folder.exists() or is_free(job.folder):
+        return False
+    found = records.read(job.folder)
+    if Recipe.read(job.folder / RECIPE) != job.recipe:
+        raise EdblError(f"{job.folder} holds another run, of {found.method}; {otherwise}")
+    return found.status == "done"
+
+
+def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
+    """Refuse data that cannot be loaded, here and once rather than in every run."""
+    errors = []
+    for name in dict.fromkeys(data.name for data in wanted if not datasets.is_folder(data.name)):  # may take minutes
+        try:
+            datasets.load(name, data_dir)
+        except EdblError as error:
+            errors.append(str(error))
+    if errors:
+        raise EdblError("\n".join(errors))
 
 
 @contextmanager

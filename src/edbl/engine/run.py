@@ -31,9 +31,9 @@ FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's 
 def run(
     recipe: Recipe, out: Path | str | None = None, *, data_dir: Path | None = None, progress: Progress | None = None
 ) -> Record:
-    """Run a recipe and return its record; the folder ``out`` must not exist yet (default: ``runs/NAME``)."""
+    """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``)."""
     folder = Path(out) if out else default_folder(recipe)
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise EdblError(f"output folder {folder} exists already; use `edbl resume {folder}` or another --out")
     session = _Session(recipe, data_dir, progress or Progress())
     try:
@@ -41,6 +41,7 @@ def run(
     except OSError as error:
         raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
     with lock(folder):
+        sweep(folder)
         write_atomic(folder / RECIPE, recipe.toml().encode())
         record = session.new_record()
         records.write(record, folder)
@@ -61,6 +62,12 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
     with lock(folder):
         sweep(folder)
         return session.go(folder, record)
+
+
+def is_free(folder: Path) -> bool:
+    """Tell whether a run may start in ``folder``: it holds nothing but what one killed before its record left."""
+    names = {path.name for path in folder.iterdir() if not path.match(".*.tmp")}
+    return not names or (".lock" in names and names <= {".lock", RECIPE, records.CONFUSIONS})
 
 
 def default_folder(recipe: Recipe) -> Path:
