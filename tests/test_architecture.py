@@ -69,6 +69,11 @@ def test_methods_and_losses_never_wait_for_the_device(path: Path) -> None:
     assert not re.search(r"\.(item|cpu|tolist|numpy|nonzero)\(", path.read_text())
 
 
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("methods", "losses")], ids=lambda p: p.name)
+def test_methods_and_losses_know_nothing_of_how_a_step_is_computed(path: Path) -> None:
+    assert not re.search(r"autocast|bfloat16|bf16|fused|cuda|triton|Stream\(", path.read_text())
+
+
 # Published weights come as a pickle. They are read in one place, as tensors only and once their checksum is right.
 UNPICKLES = {"app/extractor.py": "torch.load(io.BytesIO(data), weights_only=True)"}
 

@@ -14,6 +14,7 @@ from edbl.data.samplers import cycle
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
+from edbl.nets.exact import exactly
 
 RIDGE = 1e-3  # added to the diagonal of the past gradients' inner products
 EXCHANGES = 3  # per past task, in the search for a minimum; 1 is usual
@@ -92,11 +93,7 @@ class GEM(Method):
 
     def adjust(self, params: Sequence[nn.Parameter]) -> None:
         """Project the gradient by those of the past tasks."""
-        rows = []
-        for number, batch in enumerate(self.past):
-            loss = self.task_loss(batch, number)
-            with torch.autocast(loss.device.type, enabled=False):
-                rows.append(_flat(torch.autograd.grad(loss, params)))
+        rows = [gradient_of(self.task_loss(batch, number), params) for number, batch in enumerate(self.past)]
         gradients = [p.grad for p in params if p.grad is not None]
         projected = project(_flat(gradients), torch.stack(rows), self.config.margin)
         for gradient, values in zip(gradients, projected.split([g.numel() for g in gradients]), strict=True):
@@ -127,12 +124,18 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.flatten() for t in tensors])
 
 
+@exactly
+def gradient_of(loss: Tensor, params: Sequence[nn.Parameter]) -> Tensor:
+    """Return the gradient of a loss as one vector."""
+    return _flat(torch.autograd.grad(loss, params))
+
+
 def project(gradient: Tensor, past: Tensor, margin: float) -> Tensor:
     """Return ``gradient + v past`` if it is against any row of ``past``, else ``gradient`` itself.
 
     ``v`` minimises ``1/2 v'(past past' + RIDGE) v + (past gradient)'v`` over all ``v >= margin``.
     """
-    rows, wide = past.double(), gradient.double()  # which no autocast touches
+    rows, wide = past.double(), gradient.double()  # as exact as can be
     along = rows @ wide
     products = rows @ rows.T
     products.diagonal().add_(RIDGE)

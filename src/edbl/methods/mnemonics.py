@@ -20,6 +20,7 @@ from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Phase
 from edbl.methods.lucir import class_sums
 from edbl.methods.rkd import RKD
+from edbl.nets.exact import exactly
 from edbl.nets.heads import CosineHead
 from edbl.schedule import Schedule
 
@@ -121,14 +122,12 @@ class Mnemonics(RKD):
 
         def loss(batch: Batch) -> Tensor:
             kept = self.normalise(self.stored(pixels.detach(), learnt.x))
-            # The images as they will be kept; gradients pass the rounding by. Watched, a net uses no fused kernels.
-            features, seen = judge(pixels + (kept - pixels).detach(), lambda _, z: z), judge(batch.x)
-            with torch.autocast(seen.device.type, enabled=False):  # bf16 keeps 8 bits of a cosine
-                features, seen = features.float(), seen.float()
-                if self.config.level == "unrolled":
-                    after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
-                    return cross_entropy(scale * cosines(seen, after), batch.y).mean()
-                return cross_entropy(cosines(seen, class_means(features, learnt.y, means)), batch.y).mean()
+            # The images as they will be kept; gradients pass the rounding by.
+            features, seen = judge(pixels + (kept - pixels).detach()), judge(batch.x)
+            if self.config.level == "unrolled":
+                after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
+                return cross_entropy(scale * cosines(seen, after), batch.y).mean()
+            return cross_entropy(cosines(seen, class_means(features, learnt.y, means)), batch.y).mean()
 
         self.net.register_parameter("exemplars", pixels)
         optim = replace(self.optim, weight_decay=0.0, warmup=0)
@@ -159,11 +158,13 @@ class Scale(nn.Module):
         return weight * self.factor
 
 
+@exactly
 def cosines(features: Tensor, rows: Tensor) -> Tensor:
     """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
     return F.normalize(features) @ F.normalize(rows).T
 
 
+@exactly
 def class_means(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     """Return the normalised mean of each class's normalised features; a class without any keeps ``otherwise``."""
     members = (y == torch.arange(len(otherwise), device=y.device).unsqueeze(1)).float()  # [seen, n]
@@ -171,6 +172,7 @@ def class_means(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(members.sum(1, keepdim=True) > 0, means, otherwise)
 
 
+@exactly
 def unrolled(features: Tensor, y: Tensor, rows: Tensor, scale: Tensor, rate: float) -> Tensor:
     """Return the rows of a cosine head after one step of gradient descent on the cross-entropy of exemplars."""
     rows = rows.detach().requires_grad_()

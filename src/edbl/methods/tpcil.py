@@ -13,6 +13,7 @@ from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Method, Phase
+from edbl.nets.exact import exactly
 from edbl.nets.heads import CosineHead
 
 ROUNDS = 20  # of the neural gas
@@ -101,9 +102,10 @@ def hebbian_edges(points: Tensor, vertices: Tensor) -> Tensor:
     return edges
 
 
+@exactly
 def similarities(features: Tensor, edges: Tensor) -> Tensor:
     """Return the cosine of the features at both ends of each edge, ``[edges]``."""
-    unit = F.normalize(features.float())  # bf16 keeps 8 bits of a cosine
+    unit = F.normalize(features)
     return (unit[edges[:, 0]] * unit[edges[:, -1]]).sum(1)
 
 

@@ -85,7 +85,7 @@ class ResNet(nn.Module):
         if self.fused is not None and watch is None:
             if self.training:
                 return self.fused.train(x, torch.bfloat16)
-            if not self.stem.weight.requires_grad:
+            if not (self.stem.weight.requires_grad or x.requires_grad):
                 return self.fused.infer(x, torch.bfloat16)
         x = F.relu(self.norm(self.stem(x)))
         for number, block in enumerate(self.blocks):

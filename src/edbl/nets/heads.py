@@ -4,6 +4,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from edbl.nets.exact import exactly
+
 
 def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
     return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
@@ -77,10 +79,10 @@ class LinearHead(Head):
         super()._keep(kept)
         self.bias = nn.Parameter(self.bias.detach()[kept])
 
+    @exactly
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
-        with torch.autocast(features.device.type, enabled=False):
-            return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
+        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class CorrectedHead(LinearHead):
@@ -147,13 +149,10 @@ class FrozenHead(Head):
         length = self.old.norm(dim=1).mean() if len(self.old) else torch.ones((), device=rows.device)
         self.weight.data.copy_(F.normalize(rows) * length)
 
+    @exactly
     def cosines(self, features: Tensor) -> Tensor:
-        """Return the cosine of each feature vector with each row, ``[batch, rows]``.
-
-        Always in float32: bf16 keeps 8 bits of a cosine, and the scale multiplies what is lost.
-        """
-        with torch.autocast(features.device.type, enabled=False):
-            return F.normalize(features.float()) @ F.normalize(torch.cat([self.old, self.weight])).T
+        """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
+        return F.normalize(features) @ F.normalize(torch.cat([self.old, self.weight])).T
 
 
 class CosineHead(FrozenHead):
