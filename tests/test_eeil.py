@@ -17,6 +17,7 @@ from edbl.methods.base import Phase
 from edbl.methods.eeil import EEIL, add_noise, task_distillation
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
+from tests.test_bic import blobs, fit
 from tests.test_contract import Killed, Killer, last_state, recipe, same
 from tests.vectors import WIDTH, images_of, seeded, small
 
@@ -229,6 +230,28 @@ def test_new_images_to_fine_tune_on_are_herded() -> None:
     assert torch.equal(data.x, other.images.x)
 
 
+def test_fine_tuning_on_balanced_images_takes_the_bias_towards_new_classes_away() -> None:
+    """Three old classes with 20 exemplars each, then two new ones with 300 images."""
+    net = EEIL.build(small, seeded())
+    config = EEIL.Config(balance=Schedule(10, 0.01, ()))
+    schedule, optim = Schedule(10, 0.1, (8,)), Optim(batch=32, warmup=0)
+    memory = Memory(Budget("total", 60))
+    method = EEIL(net, memory, config, schedule, optim, lambda images: net.eval()(images.x).features.detach())
+    test, answers = blobs(200, range(5), 9), []
+    for index, classes in enumerate((range(3), range(3, 5))):
+        train = blobs(300, classes, 50 + index)
+        task = Task(index, classes[0], len(classes), train, train, train)
+        method.begin(task, seeded(60 + index))
+        for phase in method.phases(task):
+            fit(net, phase)
+            answers.append(net.eval()(test.x).logits.argmax(1))
+        method.end(task)
+    _, before, after = answers
+    assert (before >= 3).float().mean().item() > 0.4 + 0.2, "two classes of five are new"
+    assert (after >= 3).float().mean().item() == pytest.approx(0.4, abs=0.08)
+    assert (after == test.y).float().mean() > (before == test.y).float().mean() + 0.05
+
+
 def noise_of(phase: Phase, steps: int) -> list[Tensor]:
     """Return what the phase adds to zero gradients, step by step."""
     assert phase.adjust is not None
@@ -310,5 +333,8 @@ def test_presets() -> None:
     assert (paper["options.balance.epochs"], paper["options.balance.lr"]) == (30, 0.01)
     assert paper["options.balance.milestones"] == (10, 20)
     assert (paper["options.noise"], paper["options.kd_scale"]) == (0.3, "none")
-    aligned = Recipe.build("eeil", data="cifar100", preset="aligned").values()
-    assert (aligned["schedule.epochs"], aligned["options.balance.epochs"], aligned["options.noise"]) == (150, 100, 0.0)
+    aligned, common = (Recipe.build(name, data="cifar100", preset="aligned") for name in ("eeil", "edbl"))
+    assert (aligned.schedule, aligned.first, aligned.optim) == (common.schedule, common.first, common.optim)
+    balance = {key: value for key, value in common.values().items() if key.startswith("options.balance.")}
+    assert {key: aligned.values()[key] for key in balance} == balance
+    assert aligned.values()["options.noise"] == 0.0

@@ -215,6 +215,6 @@ def experiment(question: Question) -> Experiment:
 
 
 def _tag(values: Mapping[str, object]) -> str:
-    """Return a folder's name for an answer; answers that mean the same share their runs, and milestones go by epochs."""
+    """Return a folder's name for an answer; answers that mean the same share their runs, milestones go by epochs."""
     words = [f"{key.rpartition('.')[2]}-{value}" for key, value in values.items() if not key.endswith("milestones")]
     return re.sub(r"[^\w.-]+", "_", "-".join(words)) or "base"
