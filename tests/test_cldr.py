@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from edbl.data.mixing import Batch, Ratio, unmixed
 from edbl.data.samplers import OldNew
 from edbl.methods.cldr import CLDR, Depth, squared_change, swapped
 from edbl.nets.backbones import MLP, Backbone, ResNet, initialise
+from tests.test_contract import learnt
 from tests.test_methods_unit import a_batch, after_first_task, make, seeded, task_of
 
 Rows = list[list[float]]
@@ -186,3 +188,37 @@ def test_the_first_task_is_plain() -> None:
     expected = cross_entropy(method.net(batch.x).logits.tolist(), batch.y.tolist())
     assert method.loss(batch).item() == pytest.approx(expected, rel=1e-5)
     assert CLDR.our_reading
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("output", ["kl", "mse"])
+def test_outputs_on_exemplars_stay_near_those_of_the_old_net_where_they_are_held(
+    output: str, seed: int, tmp_path: Path
+) -> None:
+    changes = []
+    for weight in (0.0, 1.0):
+        given = {"options.output": output, "options.output_weight": weight, "options.mix_weight": 0.0}
+        found = learnt("cldr", tmp_path / str(weight), seed=seed, **given)
+        x = found.learner.transform.normalise(found.exemplars.x)
+        now, before = found.learner.net(x).logits[:, :5].log_softmax(1), found.old(x).logits.log_softmax(1)
+        changes.append((before.exp() * (before - now)).sum(1).mean().item())
+    without, with_it = changes
+    assert with_it < without / 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_representations_between_those_of_memory_and_new_images_mean_labels_between_theirs(
+    seed: int, tmp_path: Path
+) -> None:
+    """At every depth, and of images that were never seen."""
+    losses = []
+    for weight in (0.0, 1.0):
+        given = {"options.mix_weight": weight, "schedule.epochs": 8, "schedule.milestones": (7,)}
+        found = learnt("cldr", tmp_path / str(weight), seed=seed, **given)
+        method, x, y = found.learner.method, found.learner.transform.normalise(found.test.x), found.test.y
+        assert isinstance(method, CLDR)
+        pairs = torch.cat([(y < 5).nonzero()[:150, 0], (y >= 5).nonzero()[:150, 0]])
+        labels = mixed_rows(torch.eye(10)[y[pairs]], 0.9).tolist()
+        losses.append([cross_entropy(method.mixed(x[pairs], r).tolist(), labels) for r in 1 - 0.1 * torch.eye(3)])
+    for without, with_it in zip(*losses, strict=True):
+        assert with_it < 0.88 * without

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -12,11 +12,17 @@ from torch import Tensor
 from edbl import Recipe, Record, records, resume, run
 from edbl.data import datasets
 from edbl.data.images import Dataset, Images
+from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
+from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
+from edbl.nets.net import Net
+from tests.conftest import Cli
 
+CPU = torch.device("cpu")
 METHODS = sorted(methods())
 PROTOCOLS = {"base0": 3, "base-half": 2}
 MEMORY = {"base0": "total=25", "base-half": "per_class=3"}
@@ -47,6 +53,32 @@ def recipe(method: str, protocol: str = "base0", seed: int = 0, **given: object)
     if "options.balance.epochs" in Recipe.keys(method):
         quick |= {"options.balance.epochs": 3, "options.balance.milestones": (2,)}
     return Recipe.build(method, data="digits", preset="quick", **(quick | given))
+
+
+def learner_of(recipe: Recipe) -> Learner:
+    """Return what the engine builds for a recipe of the digits."""
+    return Learner(recipe, (1, 8, 8), recipe.data.transform(CPU), CPU, Progress())
+
+
+class Learnt(NamedTuple):
+    """A learner after two tasks of five digits each, and what the second one started from."""
+
+    learner: Learner
+    old: Net
+    exemplars: Images
+    test: Images
+
+
+def learnt(method: str, folder: Path, **given: object) -> Learnt:
+    """Learn two tasks, which takes less than a second."""
+    quick: dict[str, Any] = {"memory": "total=50", "checkpoint_seconds": 1000, **given}
+    learner = learner_of(recipe(method, **quick))
+    stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
+    learner.learn(stream[0], Checkpoints(folder))
+    old, exemplars = learner.net.frozen(), learner.memory.images
+    learner.learn(stream[1], Checkpoints(folder))
+    learner.net.eval()
+    return Learnt(learner, old, exemplars, stream[1].test)
 
 
 def last_state(folder: Path, record: Record) -> Saved:
@@ -198,3 +230,46 @@ def test_teacher_does_not_change(method: str, tmp_path: Path, monkeypatch: pytes
     run(recipe(method), tmp_path / "run")
     assert all(compared)
     assert len(compared) == (2 if kind.distils else 0)
+
+
+HEADS: dict[str, type[Head]] = {
+    "bic": CorrectedHead,
+    "lucir": CosineHead,
+    "mnemonics": CosineHead,
+    "podnet": ProxyHead,
+    "tpcil": CosineHead,
+}
+WITHOUT_LAST_RELU = ("lucir", "mnemonics", "podnet", "tpcil")
+
+
+@pytest.mark.parametrize("backbone", ["small", "mlp", "resnet32"])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_engine_builds_the_head_of_the_method_and_leaves_out_the_last_relu_where_it_shall(
+    method: str, backbone: str
+) -> None:
+    made = Recipe.build(method, data="digits", preset="quick", **{"net.backbone": backbone})
+    net = learner_of(made).net.eval()
+    for size in (2, 3):
+        net.grow(size, torch.Generator().manual_seed(size))
+    assert type(net.head) is HEADS.get(method, LinearHead)
+    logits, features = net(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    assert bool((features < 0).any()) == (method in WITHOUT_LAST_RELU)
+    by_direction_alone = torch.allclose(net.head(3 * features), logits, atol=1e-5)
+    assert by_direction_alone == isinstance(net.head, CosineHead | ProxyHead)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_from_the_command_line_with_the_default_backbone_is_done(
+    method: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("edbl.report.page.write_report", lambda folders, out: out)  # it takes longer than all else
+    short = ("--phases", 2, "--set", "optim.steps=1")
+    finished = cli("run", method, "--data", "digits", "--preset", "quick", *short)
+    assert finished.code == 0, finished
+    (folder,) = Path("runs").iterdir()
+    record = records.read(folder)
+    assert (record.method, record.status, record.task_sizes) == (method, "done", [5, 5])
+    assert record.recipe["net.backbone"] == "small"
+    for readout in ("cnn", "nme"):
+        assert [len(confusion) for confusion in record.confusions[readout]] == [5, 10]

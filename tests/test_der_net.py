@@ -21,7 +21,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.der_net import DERNet, ExpandingNet, auxiliary_loss, balanced
 from edbl.nets.backbones import Backbone, build
-from edbl.schedule import Optim, Schedule
+from edbl.schedule import FirstTask, Optim, Schedule
 
 SHAPE = (1, 6, 6)
 WIDTH = 32  # of backbone small
@@ -386,3 +386,28 @@ def test_a_run_never_changes_a_backbone_once_it_is_old(tmp_path: Path) -> None:
     assert same(backbone(2, "old.0."), first)
     assert same(backbone(2, "old.1."), second)
     assert not same(first, second)
+
+
+def test_preset_paper() -> None:
+    recipe = Recipe.build("der-net", data="cifar100", preset="paper")
+    # The rate falls 100 and 120 epochs after the warm-up.
+    assert recipe.schedule == Schedule(170, 0.1, (110, 130), decay=0.1, shape="steps")
+    assert recipe.optim == Optim(batch=128, momentum=0.9, nesterov=False, weight_decay=5e-4, warmup=10)
+    assert recipe.first == FirstTask()
+    assert (recipe.data.augment, recipe.data.pad, recipe.data.brightness) == ("crop-flip", 4, 63 / 255)
+    tune = Schedule(30, 0.1, (15,), decay=0.1, shape="steps")
+    assert recipe.options == DERNet.Config(aux_weight=1.0, classifier="retrain", temperature=5.0, tune=tune)
+    assert recipe.memory == "total=2000"
+
+
+def test_rates_of_both_stages_under_preset_paper() -> None:
+    recipe = Recipe.build("der-net", data="cifar100", preset="paper")
+    method, task = begun([3, 3], [9, 9], tune=Schedule(30, 0.1, (15,)))
+    method.optim, method.schedule = recipe.optim, recipe.schedule
+    train, tune = walk(method, task)
+    rates = [[p.schedule.rate(epoch, p.optim.warmup) for epoch in range(p.schedule.epochs)] for p in (train, tune)]
+    assert len(rates[0]) == 170
+    assert rates[0][0] < 0.05
+    assert [round(rates[0][k], 9) for k in (10, 109, 110, 129, 130, 169)] == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    assert [round(rate, 9) for rate in rates[1]] == [0.1] * 15 + [0.01] * 15
+    assert train.optim.weight_decay == tune.optim.weight_decay == 5e-4

@@ -114,9 +114,23 @@ def test_augmentation_by_kernel_is_the_usual_one() -> None:
     assert torch.isclose(by_kernel, usual, atol=1e-4).float().mean() > 0.999
 
 
-def steps_of(method: str, **how: bool) -> Iterator[Step]:
-    """Yield the step of each phase of a second task."""
+# Every method as it is, and what else its options let run in a step: the method, and what differs from its defaults.
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    **{name: (name, {}) for name in sorted(methods())},
+    "eeil-noise": ("eeil", {"noise": 0.3}),
+    "gem-all-exemplars": ("gem", {"memory_batch": 0}),
+    "gem-some-exemplars": ("gem", {"memory_batch": 8}),
+    "gem-masked": ("gem", {"masked": True}),
+    "mnemonics-scale": ("mnemonics", {"transfer": "scale"}),
+    "mnemonics-unrolled": ("mnemonics", {"level": "unrolled"}),
+    "podnet-printed": ("podnet", {"nca": "printed"}),
+}
+
+
+def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
+    """Yield the step of each phase of a task of four classes, after two tasks that share the old ones, or first."""
     generator = torch.Generator().manual_seed(0)
+    method, options = VARIANTS[variant]
     kind = find_method(method)
 
     def make(generator: torch.Generator) -> Backbone:
@@ -130,35 +144,39 @@ def steps_of(method: str, **how: bool) -> Iterator[Step]:
     net = kind.build(make, generator).to(GPU)
     memory = Memory(Budget("total", 40))
     pixels = torch.randint(0, 256, (240, 3, 16, 16), dtype=torch.uint8, generator=generator).to(GPU)
-    train = Images(pixels[40:], 4 + torch.arange(200, device=GPU) % 4)
-    memory.replace(Images(pixels[:40], torch.arange(4, device=GPU).repeat_interleave(10)))
-    everything = Images.cat([memory.images, train])
+    train = Images(pixels[40:], old + torch.arange(200, device=GPU) % 4)
+    if old:
+        memory.replace(Images(pixels[:40], torch.arange(40, device=GPU) * old // 40))
+    everything = Images.cat([*memory.classes, train])
     transform = Transform.of("crop-flip", 4, (0.5,) * 3, (0.25,) * 3, GPU)
     made = kind(
         net,
         memory,
-        kind.Config(),
+        kind.Config(**options),
         Schedule(),
         Optim(batch=32),
         lambda images: outputs(net, images, transform).features,
         normalise=transform.normalise,
     )
-    net.grow(4, generator)
-    task = Task(1, 4, 4, train, train, everything)
+    if old:
+        net.grow(old // 2, generator)
+        net.grow(old - old // 2, generator)
+    task = Task(2 if old else 0, old, 4, train, train, everything)
     made.begin(task, generator)
     for phase in made.phases(task):
         net.train(phase.train_mode)
         draws = torch.Generator(GPU).manual_seed(1)
-        step = Step(phase, 8, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
+        step = Step(phase, task.seen, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
         step.begin_epoch(phase.draw.sampler(draws).repeat(8, 1), 0.05)
         yield step
         net.eval()
 
 
 @pytest.mark.parametrize("graph", [False, True])
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_no_step_waits_for_the_device(method: str, graph: bool) -> None:
-    for step in steps_of(method, bf16=True, graph=graph):
+@pytest.mark.parametrize("old", [0, 4])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_step_waits_for_the_device(variant: str, old: int, graph: bool) -> None:
+    for step in steps_of(variant, old, bf16=True, graph=graph):
         for _ in range(4):  # libraries load, kernels are compiled, the graph is captured
             step()
         torch.cuda.synchronize()
@@ -169,12 +187,13 @@ def test_no_step_waits_for_the_device(method: str, graph: bool) -> None:
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("method", sorted(methods()))
-def test_a_graph_gives_the_bits_of_single_steps(method: str, bf16: bool) -> None:
+@pytest.mark.parametrize("old", [0, 4])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_graph_gives_the_bits_of_single_steps(variant: str, old: int, bf16: bool) -> None:
     weights: list[list[Tensor]] = []
     for graph in (False, True):
         weights.append([])
-        for step in steps_of(method, bf16=bf16, graph=graph):
+        for step in steps_of(variant, old, bf16=bf16, graph=graph):
             for _ in range(6):
                 step()
             weights[-1] += [p.detach().clone() for p in step.phase.params]

@@ -22,6 +22,7 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import FrozenHead, ProxyHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
+from tests.test_contract import learnt
 
 SHAPE = (1, 4, 4)
 TRAIN, TUNE = Schedule(2, 0.1, ()), Schedule(3, 0.05, ())
@@ -429,6 +430,23 @@ def test_old_proxies_move_in_no_phase_but_the_tuning(
     run(Recipe.build("podnet", data="digits", preset="quick", **small, **tune), tmp_path / "run")
     train, tuning = ("train", True, False, False, False), ("tune", proxies == "new", False, True, True)
     assert still == [train, train, tuning, train, tuning]
+
+
+def moved(folder: Path, **options: float) -> tuple[float, float]:
+    """Return how far pooled maps, and directions of features, of test images are from the old net's after a task."""
+    given: dict[str, object] = {f"options.{name}": value for name, value in options.items()}
+    found = learnt("podnet", folder, **{"net.backbone": "small", "schedule.epochs": 2}, **given)
+    x = found.learner.transform.normalise(found.test.x)
+    with torch.no_grad():
+        (now, maps), (old, old_maps) = outputs_and_maps(found.learner.net, x), outputs_and_maps(found.old, x)
+    distances = [pod_spatial(a, b).mean().item() for a, b in zip(maps, old_maps, strict=True)]
+    return sum(distances) / len(distances), 1 - F.cosine_similarity(now.features, old.features).mean().item()
+
+
+def test_maps_stay_near_the_teachers_with_pod_spatial_and_features_with_pod_flat(tmp_path: Path) -> None:
+    maps, features = moved(tmp_path / "neither", spatial=0.0, flat=0.0)
+    assert moved(tmp_path / "spatial", spatial=3.0, flat=0.0)[0] < maps / 2
+    assert moved(tmp_path / "flat", spatial=0.0, flat=1.0)[1] < features / 2
 
 
 def test_preset_paper() -> None:

@@ -1,6 +1,7 @@
 """TPCIL: its loss against literal sums, its graph on points whose neighbours are known, what goes through the net."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import CosineHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
+from tests.test_contract import learnt
 
 SHAPE = (1, 4, 4)
 
@@ -277,6 +279,22 @@ def test_anchors_share_the_statistics_of_the_batch_and_have_no_label() -> None:
     logits = method.net(torch.cat([batch.x, method.anchors])).logits[:6]
     torch.testing.assert_close(method.loss(batch), F.cross_entropy(logits, batch.y))
     assert not torch.isclose(method.loss(batch), F.cross_entropy(method.net(batch.x).logits, batch.y))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_order_of_similarities_is_kept_by_the_topology_loss_and_not_without_it(seed: int, tmp_path: Path) -> None:
+    """The anchors are shown either way, so that the weight is all that differs."""
+    kept = []
+    for weight in (0.0, 1.0):
+        learner = learnt("tpcil", tmp_path / str(weight), seed=seed, **{"options.topology_weight": weight}).learner
+        method = learner.method
+        assert isinstance(method, TPCIL)
+        assert method.anchors is not None
+        now = similarities(learner.net(method.anchors).features, method.edges)
+        kept.append(pearson(method.before.tolist(), now.tolist()))
+    without, with_it = kept
+    assert without < 0.92
+    assert with_it > 0.98
 
 
 def test_presets() -> None:
