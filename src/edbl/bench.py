@@ -1,28 +1,31 @@
 """Speed of the training step, side by side with a plain PyTorch loop and with the bare network, in one run.
 
 All three train a second task of RKD: student, teacher, cross-entropy and distillation, on random images of CIFAR's
-shape. Only ratios within one run mean anything; absolute times belong to the device that the header names.
+shape. They take turns, round by round, so that whatever else the machine does meets all of them. Only ratios within one
+run mean anything; absolute times belong to the device that the header names.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from edbl.data.augment import Transform
 from edbl.data.images import Images
-from edbl.data.mixing import Batch
+from edbl.data.mixing import Batch, Ratio, VanillaMixup
+from edbl.data.samplers import Sampler
 from edbl.data.stream import Task
 from edbl.engine import environment
 from edbl.engine.step import Step
+from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Method
 from edbl.methods.rkd import RKD
@@ -33,68 +36,95 @@ from edbl.schedule import Optim, Schedule
 
 OLD, NEW, EXEMPLARS, IMAGES = 20, 20, 2000, 10_000  # CIFAR-100, Base-0, 5 phases, second task
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
-REPEATS = 3
-WARM_UP = 5
+ROUNDS = 5
+BARE = "bare network"
+DATA_STEPS = 100  # timed in a round of the data path at least: it is quick, and draws once an epoch
+
+
+class Way(NamedTuple):
+    """One way to train, and how to time it in each round."""
+
+    step: Callable[[], object]
+    steps: int
+    warm_up: int  # steps before those
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train, and what it takes."""
+    """What one way takes."""
 
     name: str
-    milliseconds: float  # of one step, median of the repeats
+    milliseconds: float  # of one step, median of the rounds
     images_per_second: float
-    of_bare: float  # times the bare network's step
+    of_bare: float  # times the bare network's step of the same round, median of the rounds
 
 
 def measure(device: torch.device, backbone: str, batch: int, steps: int, workers: int) -> dict[str, Any]:
     """Return the header and the rows of a benchmark."""
+    if batch > EXEMPLARS + IMAGES:
+        raise EdblError(f"--batch {batch} is more than the benchmark has images; use {EXEMPLARS + IMAGES} or less")
     gpu = device.type == "cuda"
-    ways: dict[str, Callable[[], None]] = {}
+    warm_up = 5 if gpu else 2
+    ways = {"edbl": Way(engine(device, backbone, batch, bf16=gpu, graph=gpu), steps, warm_up)}
     if gpu:
-        ways["edbl"] = engine(device, backbone, batch, bf16=True, graph=True)
-        ways["edbl, fp32, no graph"] = engine(device, backbone, batch, bf16=False, graph=False)
-    else:
-        ways["edbl"] = engine(device, backbone, batch, bf16=False, graph=False)
-    ways["bare network"] = bare(device, backbone, batch)
-    ways[f"plain loop, {workers} workers"] = plain(device, backbone, batch, workers)
-    ways["edbl's data path alone"] = data_path(device, batch)
-    times = {name: seconds(step, steps, device) for name, step in ways.items()}
-    rows = [Row(n, 1000 * t, batch / t, t / times["bare network"]) for n, t in times.items()]
+        ways["edbl, fp32, no graph"] = Way(engine(device, backbone, batch, bf16=False, graph=False), steps, warm_up)
+    ways[BARE] = Way(bare(device, backbone, batch), steps, warm_up)
+    for name, augment in (("edbl's data path alone", "crop-flip"), ("the same, TrivialAugment", "crop-flip-trivial")):
+        ways[name] = Way(data_path(device, batch, augment), max(steps, DATA_STEPS), warm_up)
+    # First of all the plain loop uses up the two batches that each worker made ready while the others had their turns.
+    ways[f"plain loop, {workers} workers"] = Way(
+        plain(device, backbone, batch, workers), steps, max(warm_up, 2 * workers)
+    )
     return {
         "device": environment.describe(device),
         "versions": environment.versions(),
         "commit": environment.commit(),
         "backbone": backbone,
         "batch": batch,
-        "n": f"{REPEATS} times {steps} steps, median",
-        "rows": [asdict(row) for row in rows],
+        "n": f"{ROUNDS} rounds of {steps} steps, medians",
+        "rows": [asdict(row) for row in rows(in_turns(ways, device), batch)],
     }
 
 
-def seconds(step: Callable[[], None], steps: int, device: torch.device) -> float:
-    """Return the seconds of one step."""
+def in_turns(ways: dict[str, Way], device: torch.device) -> dict[str, list[float]]:
+    """Return the seconds of one step of each way, round by round."""
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            taken[name].append(seconds(way, device))
+    return taken
+
+
+def rows(taken: dict[str, list[float]], batch: int) -> list[Row]:
+    """Return the medians of what the rounds took."""
+    made = []
+    for name, times in taken.items():
+        middle = statistics.median(times)
+        of_bare = statistics.median(ours / bare for ours, bare in zip(times, taken[BARE], strict=True))
+        made.append(Row(name, 1000 * middle, batch / middle, of_bare))
+    return made
+
+
+def seconds(way: Way, device: torch.device, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Return the seconds of one step in one round."""
 
     def wait() -> None:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    for _ in range(WARM_UP if device.type == "cuda" else 1):
-        step()
-    taken = []
-    for _ in range(REPEATS):
-        wait()
-        began = time.perf_counter()
-        for _ in range(steps):
-            step()
-        wait()
-        taken.append((time.perf_counter() - began) / steps)
-    return statistics.median(taken)
+    for _ in range(way.warm_up):
+        way.step()
+    wait()
+    began = clock()
+    for _ in range(way.steps):
+        way.step()
+    wait()
+    return (clock() - began) / way.steps
 
 
 def learner(device: torch.device, backbone: str, batch: int) -> tuple[Method, Task]:
     """Return RKD at the beginning of its second task."""
-    generator = torch.Generator().manual_seed(0)
+    generator = Generator().manual_seed(0)
     body = backbones.build(backbone, (3, 32, 32), generator)
     net = Net(body, LinearHead(body.width)).to(device)
     pixels = torch.randint(0, 256, (EXEMPLARS + IMAGES, 3, 32, 32), dtype=torch.uint8, generator=generator).to(device)
@@ -118,7 +148,7 @@ def engine(device: torch.device, backbone: str, batch: int, *, bf16: bool, graph
             if isinstance(net.backbone, backbones.ResNet):
                 net.backbone.fuse((3, 32, 32))
     (phase,) = method.phases(task)
-    draws = torch.Generator(device).manual_seed(1)
+    draws = Generator(device).manual_seed(1)
     transform = Transform.of("crop-flip", 4, MEAN, STD, device)
     step = Step(phase, OLD + NEW, transform, draws, bf16=bf16, graph=graph)
     made = 0
@@ -134,9 +164,11 @@ def engine(device: torch.device, backbone: str, batch: int, *, bf16: bool, graph
     return one
 
 
-def training_step(method: Method, device: torch.device) -> Callable[[Tensor, Tensor], Tensor]:
+def training_step(method: Method, device: torch.device, *, fused: bool) -> Callable[[Tensor, Tensor], Tensor]:
     """Return forward, backward and update as everybody writes them."""
-    optimiser = torch.optim.SGD(method.net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=2e-4)
+    optimiser = torch.optim.SGD(
+        method.net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=2e-4, fused=fused
+    )
     classes = torch.arange(OLD + NEW, device=device)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -150,13 +182,16 @@ def training_step(method: Method, device: torch.device) -> Callable[[Tensor, Ten
 
 
 def bare(device: torch.device, backbone: str, batch: int) -> Callable[[], None]:
-    """Return forward, backward and update on one batch that is there already."""
-    method, _ = learner(device, backbone, batch)
-    step = training_step(method, device)
-    x, y = torch.randn(batch, 3, 32, 32, device=device), torch.arange(batch, device=device) % (OLD + NEW)
+    """Return forward, backward and update on one batch that is there already, made and updated as the engine does."""
+    method, task = learner(device, backbone, batch)
+    step = training_step(method, device, fused=True)
+    draw = method.draw(task)
+    draws = Generator(device).manual_seed(1)
+    images = draw.data[draw.sampler(draws)[0]]
+    x = Transform.of("crop-flip", 4, MEAN, STD, device).augment(images.x, draws)
 
     def one() -> None:
-        step(x, y)
+        step(x, images.y)
 
     return one
 
@@ -184,7 +219,7 @@ class PerImage(Dataset[tuple[Tensor, int]]):
 def plain(device: torch.device, backbone: str, batch: int, workers: int) -> Callable[[], None]:
     """Return a step fed by a DataLoader that transforms images one by one, and that reads its loss each time."""
     method, task = learner(device, backbone, batch)
-    step = training_step(method, device)
+    step = training_step(method, device, fused=False)
     images = PerImage(method.draw(task).data)
     loader = DataLoader(images, batch, shuffle=True, drop_last=True, num_workers=workers)
 
@@ -201,18 +236,24 @@ def plain(device: torch.device, backbone: str, batch: int, workers: int) -> Call
     return one
 
 
-def data_path(device: torch.device, batch: int) -> Callable[[], None]:
-    """Return gathering, cropping, flipping and normalising alone."""
+def data_path(device: torch.device, batch: int, augment: str) -> Callable[[], Batch]:
+    """Return drawing, gathering, augmenting, normalising and mixing alone."""
     method, task = learner(device, "mlp", batch)
     draw = method.draw(task)
-    draws = torch.Generator(device).manual_seed(1)
-    transform = Transform.of("crop-flip", 4, MEAN, STD, device)
-    indices = draw.sampler(draws)
-    made = 0
+    draws = Generator(device).manual_seed(1)
+    transform = Transform.of(augment, 4, MEAN, STD, device)
+    one_hot = torch.eye(OLD + NEW, device=device)
+    mixing = VanillaMixup(Ratio(1.0, "pass"))
+    batches = epochs(draw.sampler, draws)
 
-    def one() -> None:
-        nonlocal made
-        made += 1
-        transform.augment(draw.data[indices[made % len(indices)]].x, draws)
+    def one() -> Batch:
+        images = draw.data[next(batches)]
+        return mixing(Batch(transform.augment(images.x, draws), one_hot[images.y]), draws)
 
     return one
+
+
+def epochs(sampler: Sampler, draws: Generator) -> Iterator[Tensor]:
+    """Yield batches of indices, one epoch after the other."""
+    while True:
+        yield from sampler(draws)
