@@ -35,6 +35,7 @@ BASE: Mapping[str, object] = {
     "options.temperature": 2.0,
     "options.kd_weight": 1.0,
     "options.kd_scale": "t2",
+    "evaluation.nme_flips": False,
 }
 EDBL: Mapping[str, object] = {
     "data.augment": "crop-flip-trivial",
@@ -185,6 +186,12 @@ QUESTIONS = (
         "What the balancing phase trains (A13)",
         "edbl",
         {"all": {}, "the head": {"options.balance_layers": "head", "options.balance_norm": "eval"}},
+        start=DECIDED,
+    ),
+    Question(
+        "Class means of NME (A18)",
+        "edbl",
+        {"exemplars": {}, "exemplars and their mirror images": {"evaluation.nme_flips": True}},
         start=DECIDED,
     ),
     Question(
