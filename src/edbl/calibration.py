@@ -59,6 +59,7 @@ EDBL: Mapping[str, object] = {
     "options.max_rounds": 1,
     "options.ratio_per": "pass",
     "options.first_task": "mixup",
+    "options.clean_norm": False,
 }
 LONG_FIRST: Mapping[str, object] = {"first.task_epochs": 300, "first.task_milestones": (120, 200, 260)}
 COSINE: Mapping[str, object] = {"schedule.shape": "cosine", "options.balance.shape": "cosine"}
@@ -186,6 +187,12 @@ QUESTIONS = (
         "What the balancing phase trains (A13)",
         "edbl",
         {"all": {}, "the head": {"options.balance_layers": "head", "options.balance_norm": "eval"}},
+        start=DECIDED,
+    ),
+    Question(
+        "Statistics of batch normalisation after a task",
+        "edbl",
+        {"of mixed images": {}, "of unmixed images": {"options.clean_norm": True}},
         start=DECIDED,
     ),
     Question(

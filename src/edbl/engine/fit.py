@@ -10,10 +10,11 @@ from edbl.data.augment import Transform, Views
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
 from edbl.errors import EdblError
-from edbl.methods.base import Phase
+from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
 from edbl.seeds import Seeds
 
+SHOWN = 100  # batches, of which batch normalisation forgets all but the last few dozens
 ADVICE = "lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
 
 
@@ -76,6 +77,20 @@ class Loop:
         if not all(torch.stack([p.isfinite().all() for p in phase.params]).tolist()):  # no loss has seen the last step
             raise EdblError(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
         state.momentum = {}  # the next phase has an optimiser of its own
+        net.eval()
+
+    def show(self, net: Net, draw: Draw, place: Sequence[int | str]) -> None:
+        """Show images to a net that does not learn: the statistics of its batch normalisation become theirs."""
+        generator = Generator(draw.data.y.device)
+        generator.manual_seed(self.seeds.number(*place))
+        net.train()
+        left = SHOWN
+        with torch.no_grad(), torch.autocast(generator.device.type, torch.bfloat16, enabled=self.bf16):
+            while left > 0:
+                batches = draw.sampler(generator)[:left]
+                for index in batches:
+                    net(self.transform.augment(draw.data[index].x, generator))
+                left -= len(batches)
         net.eval()
 
 

@@ -102,6 +102,9 @@ class Learner:
         except torch.OutOfMemoryError as error:
             hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
             raise EdblError(hint) from error
+        if clean := self.method.clean(task):
+            with stopwatch(timings, "clean"):
+                self.loop.show(self.net, clean, ("task", task.index, "clean"))
         self.progress.busy("choosing exemplars")
         with stopwatch(timings, "memory"):
             self.method.end(task)

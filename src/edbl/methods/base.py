@@ -136,6 +136,10 @@ class Method:
             raise RuntimeError("there is no teacher in the first task, nor for a method that does not distil")
         return self.teacher.answer(x)
 
+    def clean(self, task: Task) -> Draw | None:
+        """Return unmixed images whose statistics batch normalisation shall have after the task; None: as trained."""
+        return None
+
     def end(self, task: Task) -> None:
         """Finish a task: refresh the memory."""
         self.memory.update(task.train, self.features)

@@ -25,6 +25,7 @@ class VanillaMKD(RKD):
         beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3)
         ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each pass over a batch, or sample (A3)")
         first_task: Literal["mixup", "plain"] = option("mixup", "the first task with vanilla mixup or without (A12)")
+        clean_norm: bool = option(False, "after a task, take batch normalisation's statistics from unmixed images")
 
     config: Config
 
@@ -39,3 +40,7 @@ class VanillaMKD(RKD):
         if not task.old and self.config.first_task == "plain":
             mixing = unmixed
         return replace(super().draw(task), mixing=mixing)
+
+    def clean(self, task: Task) -> Draw | None:
+        """Return the images of the task as they are drawn, not mixed, if that is asked for."""
+        return replace(self.draw(task), mixing=unmixed) if self.config.clean_norm else None

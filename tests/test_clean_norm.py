@@ -1,0 +1,83 @@
+"""Batch normalisation whose statistics, after a task, are those of unmixed images."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edbl import Recipe
+from edbl.data import datasets
+from edbl.data.images import Images
+from edbl.data.samplers import Uniform
+from edbl.data.stream import Stream
+from edbl.engine.checkpoint import Checkpoints
+from edbl.engine.fit import Loop
+from edbl.engine.learner import Learner
+from edbl.engine.progress import Progress
+from edbl.methods.base import Draw
+from edbl.nets.backbones import build
+from edbl.nets.heads import LinearHead
+from edbl.nets.net import Net
+from edbl.seeds import Seeds
+from tests.test_contract import learner_of
+
+CPU = torch.device("cpu")
+
+
+def learnt(tasks: int, folder: Path, method: str = "edbl", **given: object) -> Learner:
+    small = {"net.backbone": "small", "optim.steps": 3, "data.augment": "crop", "checkpoint_seconds": 1000}
+    learner = learner_of(Recipe.build(method, data="digits", preset="quick", **(small | given)))
+    stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
+    for number in range(tasks):
+        learner.learn(stream[number], Checkpoints(folder))
+    return learner
+
+
+def test_images_are_shown_and_nothing_is_learnt(tmp_path: Path) -> None:
+    learner = learnt(1, tmp_path)
+    backbone = build("small", (1, 8, 8), torch.Generator().manual_seed(0))
+    net = Net(backbone, LinearHead(backbone.width))
+    images: Images = Stream(datasets.load("digits"), range(10), [10], CPU)[0].train
+    x = learner.loop.transform.normalise(images.x)
+    for norm in (module for module in net.modules() if isinstance(module, nn.BatchNorm2d)):
+        norm.running_mean = torch.full_like(norm.weight.detach(), 7.0)
+    params = [p.clone() for p in net.parameters()]
+    loop = Loop(learner.loop.transform, Seeds(0), Progress(), bf16=False, graph=False)
+
+    def off() -> float:
+        """Tell how far evaluation is from what training computes, for all images at once."""
+        with torch.no_grad():
+            seen = net.eval()(x).features
+            kept = {k: v.clone() for k, v in net.state_dict().items()}
+            own: Tensor = net.train()(x).features
+            net.load_state_dict(kept)
+        return float((seen - own).norm() / own.norm())
+
+    assert off() > 0.9
+    loop.show(net, Draw(images, Uniform(len(images), 128)), ("task", 0, "clean"))
+    assert not net.training
+    assert off() < 0.2
+    assert all(torch.equal(p, q) for p, q in zip(params, net.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("method", ["vanilla-mkd", "re-mkd", "edbl"])
+def test_after_a_task_only_statistics_differ(method: str, tmp_path: Path) -> None:
+    with_it, again, without = (
+        learnt(1, tmp_path / name, method, clean_norm=name != "without") for name in ("with", "again", "without")
+    )
+    states = [learner.net.state_dict() for learner in (with_it, again, without)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    differ = {key for key in states[0] if not torch.equal(states[0][key], states[2][key])}
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    assert differ == {key for key in states[0] if key.endswith(statistics)}
+
+
+@pytest.mark.parametrize("reading", ["batch", "epoch", "concat"])
+def test_later_tasks_show_old_and_new_images(reading: str, tmp_path: Path) -> None:
+    learner = learnt(2, tmp_path, memory="total=20", clean_norm=True, reading=reading)
+    stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
+    draw = learner.method.clean(stream[1])
+    assert draw is not None
+    shown = draw.data.y[draw.sampler(torch.Generator().manual_seed(0)).unique()]
+    assert set(shown.tolist()) == set(range(10))
