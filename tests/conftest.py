@@ -1,7 +1,10 @@
-"""What all tests share: one thread, and the command line in this process."""
+"""What all tests share: one thread, the command line in this process, and a disk that gets full."""
 
+import errno
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -38,3 +41,18 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
         return Finished(code, *capsys.readouterr())
 
     return run
+
+
+@contextmanager
+def full_disk(after: int) -> Iterator[None]:
+    """Let the disk be full once ``after`` files are written."""
+    fsync, left = os.fsync, iter(range(after))
+
+    def full(descriptor: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        yield

@@ -19,9 +19,9 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.mnemonics import Mnemonics, Scale, class_means, cosines, unrolled
+from edbl.methods.mnemonics import Mnemonics, Scale, class_means, unrolled
 from edbl.nets.backbones import build
-from edbl.nets.heads import CosineHead
+from edbl.nets.heads import CosineHead, cosines
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds

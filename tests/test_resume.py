@@ -1,6 +1,5 @@
 """Killed, damaged, out of space: a run goes on from the newest intact state, or stops with a clear word."""
 
-import errno
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
 from edbl.files import lock
-from tests.conftest import Cli
+from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed
 
 SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
@@ -221,24 +220,10 @@ def test_weights_that_diverge_in_the_last_step_are_reported(
     assert_same(resume(tmp_path / "run"), whole)
 
 
-def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(
-    tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(tmp_path: Path, whole: Record) -> None:
     folder = tmp_path / "run"
-    written = 0
-    fsync = os.fsync
-
-    def full(descriptor: int) -> None:
-        nonlocal written
-        written += 1
-        if written > 10:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(EdblError, match="No space left"):
-            run(recipe(), folder)
+    with full_disk(after=10), pytest.raises(EdblError, match="No space left"):
+        run(recipe(), folder)
     assert not list(folder.rglob("*.tmp"))
     assert_same(resume(folder), whole)
 

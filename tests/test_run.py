@@ -1,13 +1,12 @@
 """Where a run may start: in a folder that is not there, or that holds nothing of worth."""
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from edbl import EdblError, Recipe, run
 from edbl.files import lock
+from tests.conftest import full_disk
 
 
 def recipe() -> Recipe:
@@ -16,20 +15,9 @@ def recipe() -> Recipe:
 
 
 @pytest.mark.parametrize("written", [0, 1, 2])
-def test_a_run_that_ended_before_its_record_begins_anew(
-    written: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync, left = os.fsync, iter(range(written))
-
-    def full(descriptor: int) -> None:
-        if next(left, None) is None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        fsync(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(EdblError, match="No space left"):
-            run(recipe(), tmp_path)
+def test_a_run_that_ended_before_its_record_begins_anew(written: int, tmp_path: Path) -> None:
+    with full_disk(after=written), pytest.raises(EdblError, match="No space left"):
+        run(recipe(), tmp_path)
     names = {".lock", "recipe.toml", "confusions.npz"}
     assert {path.name for path in tmp_path.iterdir()} <= names
     (tmp_path / ".record.json.0.tmp").touch()

@@ -74,7 +74,7 @@ class Loop:
             if state.epoch < phase.schedule.epochs:
                 state.momentum = _momenta(step.optimiser, phase.params)
                 after_epoch(state)
-        if not all(torch.stack([p.isfinite().all() for p in phase.params]).tolist()):  # no loss has seen the last step
+        if not torch.stack([p.isfinite().all() for p in phase.params]).all():  # no loss has seen the last step
             raise EdblError(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
         state.momentum = {}  # the next phase has an optimiser of its own
         net.eval()

@@ -21,7 +21,7 @@ from edbl.methods.base import Draw, Phase
 from edbl.methods.lucir import class_sums
 from edbl.methods.rkd import RKD
 from edbl.nets.exact import exactly
-from edbl.nets.heads import CosineHead
+from edbl.nets.heads import CosineHead, cosines
 from edbl.schedule import Schedule
 
 
@@ -156,12 +156,6 @@ class Scale(nn.Module):
     def forward(self, weight: Tensor) -> Tensor:
         """Return the scaled weight."""
         return weight * self.factor
-
-
-@exactly
-def cosines(features: Tensor, rows: Tensor) -> Tensor:
-    """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
-    return F.normalize(features) @ F.normalize(rows).T
 
 
 @exactly

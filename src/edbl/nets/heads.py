@@ -11,6 +11,12 @@ def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tenso
     return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
 
 
+@exactly
+def cosines(features: Tensor, rows: Tensor) -> Tensor:
+    """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
+    return F.normalize(features) @ F.normalize(rows).T
+
+
 class Head(nn.Module):
     """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
 
@@ -149,10 +155,9 @@ class FrozenHead(Head):
         length = self.old.norm(dim=1).mean() if len(self.old) else torch.ones((), device=rows.device)
         self.weight.data.copy_(F.normalize(rows) * length)
 
-    @exactly
     def cosines(self, features: Tensor) -> Tensor:
-        """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
-        return F.normalize(features) @ F.normalize(torch.cat([self.old, self.weight])).T
+        """Return the cosine of each feature vector with each row of weights, ``[batch, rows]``."""
+        return cosines(features, torch.cat([self.old, self.weight]))
 
 
 class CosineHead(FrozenHead):
