@@ -10,8 +10,8 @@ from edbl import Recipe
 from edbl.data import datasets
 from edbl.data.images import Images
 from edbl.data.samplers import Uniform
-from edbl.data.stream import Stream
-from edbl.engine.checkpoint import Checkpoints
+from edbl.data.stream import Stream, Task
+from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.fit import Loop
 from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
@@ -81,3 +81,32 @@ def test_later_tasks_show_old_and_new_images(reading: str, tmp_path: Path) -> No
     assert draw is not None
     shown = draw.data.y[draw.sampler(torch.Generator().manual_seed(0)).unique()]
     assert set(shown.tolist()) == set(range(10))
+
+
+def test_a_teacher_has_the_statistics_that_it_learnt_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = learnt(1, tmp_path / "with", clean_norm=True)
+    plain = learnt(1, tmp_path / "without", clean_norm=False).net.state_dict()
+    statistics = [key for key in plain if "running_" in key]
+    assert not any(torch.equal(plain[key], learner.net.state_dict()[key]) for key in statistics)
+    seen = {}
+    begin = learner.method.begin
+
+    def watch(task: Task, generator: torch.Generator) -> None:
+        seen.update({key: value.clone() for key, value in learner.net.state_dict().items()})
+        begin(task, generator)
+
+    monkeypatch.setattr(learner.method, "begin", watch)
+    learner.learn(Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1], Checkpoints(tmp_path / "with"))
+    assert statistics
+    assert all(torch.equal(plain[key], seen[key]) for key in statistics)
+
+
+def test_a_state_that_is_saved_and_loaded_learns_the_same(tmp_path: Path) -> None:
+    learner = learnt(1, tmp_path / "a", clean_norm=True)
+    other = learner_of(learner.recipe)
+    other.load(Saved({k: v.clone() for k, v in learner.tensors().items()}, {}), [5])
+    task = Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1]
+    for name, one in (("b", learner), ("c", other)):
+        one.learn(task, Checkpoints(tmp_path / name))
+    states = learner.net.state_dict(), other.net.state_dict()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

@@ -17,6 +17,7 @@ class Optim:
     weight_decay: float = option(2e-4, "L2 penalty on all parameters", least=0)
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
     steps: int = option(0, "most steps per epoch; 0 means all", least=0)
+    backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
 
 
 @dataclass(frozen=True)

@@ -443,7 +443,7 @@ class Increment:
     def _tensors(self, model: Model, made: Bundle, kept: Tensor, kept_labels: Sequence[str]) -> dict[str, Tensor]:
         tensors = model.tensors()
         if self.settings.tune == "all":
-            return {name: tensor for name, tensor in tensors.items() if name.startswith("net.")}
+            return {name: tensor for name, tensor in tensors.items() if not name.startswith("memory.")}
         old = iter(zip(kept_labels, kept, strict=True))
         views: dict[str, list[Tensor]] = {name: [] for name in made.names}
         for name, view in old:
@@ -568,7 +568,7 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         )
         bundle.history.append(event)
         bundle.readout = better(event.total(), model.method.readout)
-        tensors = {k: v for k, v in model.tensors().items() if k.startswith("net.")}
+        tensors = {k: v for k, v in model.tensors().items() if not k.startswith("memory.")}
         if bundle.settings.tune == "head":
             tensors |= {"memory.x": model.memory.images.x, "validation.x": x}
         store.write(folder, bundle, tensors, {})

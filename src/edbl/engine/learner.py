@@ -55,6 +55,7 @@ class Learner:
             return made
 
         self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
+        self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         self.memory = Memory(Budget.parse(recipe.memory))
         if not isinstance(recipe.options, kind.Config):
             raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
@@ -76,13 +77,15 @@ class Learner:
     def tensors(self) -> dict[str, Tensor]:
         """Return net and memory."""
         images = self.memory.images
-        return self._net_tensors() | {"memory.x": images.x, "memory.y": images.y}
+        learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
+        return self._net_tensors() | learnt | {"memory.x": images.x, "memory.y": images.y}
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
         """Take over net and memory, as `tensors` gave them after tasks of ``sizes`` classes."""
         for size in sizes:
             self.net.grow(size, self.seeds.generator(CPU, "restore"))
         self.net.load_state_dict(saved.part("net."))
+        self.learnt = saved.part("learnt.")
         exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
         self.memory.replace(exemplars, self.net.head.classes)
 
@@ -95,6 +98,7 @@ class Learner:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         timings: dict[str, float] = {}
         losses: dict[str, list[float]] = {}
+        self.net.load_state_dict(self.learnt, strict=False)  # a teacher is shown what it has learnt from
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         try:
             for number, phase in enumerate(self.method.phases(task)):
@@ -104,6 +108,7 @@ class Learner:
             raise EdblError(hint) from error
         if clean := self.method.clean(task):
             with stopwatch(timings, "clean"):
+                self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
                 self.loop.show(self.net, clean, ("task", task.index, "clean"))
         self.progress.busy("choosing exemplars")
         with stopwatch(timings, "memory"):

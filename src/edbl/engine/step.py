@@ -42,10 +42,13 @@ class Step:
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
         self.losses = torch.empty(0, device=device)  # [steps]
-        self.rate = torch.zeros((), device=device)
+        backbone = set(phase.backbone)
+        groups: dict[float, list[Tensor]] = {}  # by the factor of their learning rate
+        for parameter in phase.params:
+            groups.setdefault(phase.optim.backbone_lr if parameter in backbone else 1.0, []).append(parameter)
+        self.rates = {factor: torch.zeros((), device=device) for factor in groups}
         self.optimiser = torch.optim.SGD(
-            phase.params,
-            lr=self.rate,
+            [{"params": group, "lr": self.rates[factor]} for factor, group in groups.items()],
             momentum=phase.optim.momentum,
             nesterov=phase.optim.nesterov and phase.optim.momentum > 0,
             weight_decay=phase.optim.weight_decay,
@@ -60,7 +63,8 @@ class Step:
         self.batches.copy_(batches)
         self.losses.zero_()
         self.number.zero_()
-        self.rate.fill_(rate)
+        for factor, tensor in self.rates.items():
+            tensor.fill_(factor * rate)
 
     def __call__(self) -> None:
         """Make one step."""

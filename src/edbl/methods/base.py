@@ -43,6 +43,7 @@ class Phase:
     params: Sequence[nn.Parameter]
     optim: Optim
     teacher: Teacher | None = None  # whose output for the batch the loss asks for
+    backbone: Sequence[nn.Parameter] = ()  # those of `params` that learn `optim.backbone_lr` times as fast
     adjust: Callable[[Generator], None] | None = None  # changes gradients between backward pass and update
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
 
@@ -120,7 +121,9 @@ class Method:
     def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
         """Return a phase that trains all of the net that can learn."""
         params = [p for p in self.net.parameters() if p.requires_grad]
-        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher)
+        head = set(self.net.head.parameters())
+        backbone = [p for p in params if p not in head]
+        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone)
 
     def epochs(self, first: bool) -> int:
         """Return how many epochs a task takes, for the time left; ``first`` is the first task."""
@@ -137,7 +140,7 @@ class Method:
         return self.teacher.answer(x)
 
     def clean(self, task: Task) -> Draw | None:
-        """Return unmixed images whose statistics batch normalisation shall have after the task; None: as trained."""
+        """Return images whose statistics batch normalisation shall have while the net is used; None: as trained."""
         return None
 
     def end(self, task: Task) -> None:

@@ -25,7 +25,7 @@ class VanillaMKD(RKD):
         beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3)
         ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each pass over a batch, or sample (A3)")
         first_task: Literal["mixup", "plain"] = option("mixup", "the first task with vanilla mixup or without (A12)")
-        clean_norm: bool = option(False, "after a task, take batch normalisation's statistics from unmixed images")
+        clean_norm: bool = option(False, "use a learnt net with statistics of unmixed images in batch normalisation")
 
     config: Config
 
