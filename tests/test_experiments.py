@@ -52,6 +52,7 @@ def test_settings_are_the_papers() -> None:
     found = {run.folder: run.recipe for name in EXPERIMENTS for run in planned([EXPERIMENTS[name]], [0])}
     base0 = found["cifar100-base0-5-total2000/edbl-seed0"]
     assert (base0.memory, base0.stream.phases, base0.stream.order) == ("total=2000", 5, "1993")
+    assert found["cifar10-base0-5-total200/edbl-seed0"].stream.order == "natural"
     assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
     assert found["cifar100-base0-5-total200/icarl-seed0"].memory == "total=200"
     assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3

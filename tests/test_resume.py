@@ -118,6 +118,15 @@ def test_finished_epochs_are_not_trained_again(tmp_path: Path, whole: Record) ->
     assert trained.epochs[0] == (1, "balance", 2)
 
 
+def test_a_record_tells_of_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDBL_COMMIT", "a" * 40)
+    folder = killed(tmp_path / "run", task=1, phase="train", epoch=2)
+    monkeypatch.setenv("EDBL_COMMIT", "b" * 40)
+    record = resume(folder)
+    assert record.commit == "a" * 40
+    assert record.notes[-1] == f"from task 2 on by commit {'b' * 40}"
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "json", "json values", "delete"])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path, whole: Record, damage: str) -> None:
     folder = killed(tmp_path / "run", 1, "train", 3)

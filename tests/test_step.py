@@ -1,13 +1,19 @@
 """The training step, where the contract of methods does not look."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import torch
+from torch import nn
 
 from edbl import Recipe
 from edbl.data import datasets
 from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
+from edbl.engine.sgd import SGD
+from edbl.schedule import Optim
 from tests.test_contract import learner_of
 
 
@@ -33,3 +39,67 @@ def test_a_slow_backbone(tmp_path: Path) -> None:
     assert moved(plain) > 0
     heads = [{k: v for k, v in state.items() if k.startswith("head.")} for state in (frozen, slow, plain)]
     assert all(not torch.equal(heads[0][k], heads[1][k]) for k in heads[0])
+
+
+OPTIMS = [
+    Optim(),
+    Optim(nesterov=False, weight_decay=0.0),
+    Optim(momentum=0.0),
+    Optim(backbone_lr=0.1),
+]
+
+
+@pytest.mark.parametrize("optim", OPTIMS)
+def test_updates_are_those_of_pytorch(optim: Optim) -> None:
+    """Two layers, the first of them the backbone, for some steps at two learning rates; the third gets no gradient."""
+    nets = [nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))) for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    parts = [[list(layer.parameters()) for layer in net if isinstance(layer, nn.Linear)] for net in nets]
+    ours = SGD(list(nets[0].parameters()), parts[0][0], optim)
+    theirs = torch.optim.SGD(
+        [{"params": parts[1][0]}, {"params": parts[1][1] + parts[1][2]}],
+        lr=1.0,
+        momentum=optim.momentum,
+        weight_decay=optim.weight_decay,
+        nesterov=optim.nesterov and optim.momentum > 0,
+        fused=True,
+    )
+    generator = torch.Generator().manual_seed(0)
+    for rate in (0.1, 0.1, 0.02):
+        x = torch.randn(8, 4, generator=generator)
+        ours.set_rate(rate)
+        for factor, group in zip((optim.backbone_lr, 1.0), theirs.param_groups, strict=True):
+            group["lr"] = torch.tensor(factor * rate)
+        for net, optimiser in ((nets[0], ours), (nets[1], theirs)):
+            optimiser.zero_grad()
+            net[1](net[0](x)).square().sum().backward()
+            optimiser.step()
+    assert all(torch.equal(p, q) for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True))
+    kept = {number: theirs.state[p].get("momentum_buffer") for number, p in enumerate(nets[1].parameters())}
+    assert set(ours.momentum()) == ({0, 1, 2, 3} if optim.momentum else set())
+    assert all(torch.equal(value, kept[number]) for number, value in ours.momentum().items())
+
+
+def test_a_run_does_not_load_the_compiler(tmp_path: Path) -> None:
+    """It would take as long as PyTorch itself does to load."""
+    program = (
+        "import sys; from edbl import Recipe, run\n"
+        "small = {'stream.phases': 2, 'net.backbone': 'mlp', 'optim.steps': 1}\n"
+        f"run(Recipe.build('edbl', data='digits', preset='quick', **small), {str(tmp_path / 'run')!r})\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0
+
+
+def test_fixed_statistics(tmp_path: Path) -> None:
+    """Batch normalisation keeps its statistics through all phases, and computes with them."""
+    small = {"net.backbone": "small", "optim.steps": 3, "data.augment": "none", "optim.fixed_norm": True}
+    for method in ("edbl", "podnet", "rkd"):
+        learner = learner_of(Recipe.build(method, data="digits", preset="quick", **small))
+        before = {k: v.clone() for k, v in learner.net.state_dict().items()}
+        stream = Stream(datasets.load("digits"), range(10), [5, 5], torch.device("cpu"))
+        for number in range(2):
+            learner.learn(stream[number], Checkpoints(tmp_path / method))
+        after = learner.net.state_dict()
+        same = {key for key in before if torch.equal(before[key], after[key])}
+        assert same == {key for key in before if key.endswith(("running_mean", "running_var", "num_batches_tracked"))}

@@ -18,6 +18,7 @@ class Optim:
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
     steps: int = option(0, "most steps per epoch; 0 means all", least=0)
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
+    fixed_norm: bool = option(False, "batch normalisation keeps the statistics it has, of a pretrained backbone say")
 
 
 @dataclass(frozen=True)

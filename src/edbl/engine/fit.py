@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from edbl.data.augment import Transform, Views
 from edbl.engine.progress import Progress
@@ -48,8 +48,7 @@ class Loop:
         """Train a phase from ``state`` to its end; call ``after_epoch`` after each epoch but the last."""
         generator = Generator(phase.draw.data.y.device)
         step = Step(phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph)
-        for number, momentum in state.momentum.items():
-            step.optimiser.state[phase.params[number]]["momentum_buffer"] = momentum.to(generator.device)
+        step.optimiser.load(state.momentum)
         net.train(phase.train_mode)
         if generator.device.type == "cuda":
             self.progress.busy("compiling kernels, once per machine")
@@ -72,7 +71,7 @@ class Loop:
             state.epoch = epoch + 1
             state.losses.append(float(losses.mean()))
             if state.epoch < phase.schedule.epochs:
-                state.momentum = _momenta(step.optimiser, phase.params)
+                state.momentum = step.optimiser.momentum()
                 after_epoch(state)
         if not torch.stack([p.isfinite().all() for p in phase.params]).all():  # no loss has seen the last step
             raise EdblError(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
@@ -92,8 +91,3 @@ class Loop:
                     net(self.transform.augment(draw.data[index].x, generator))
                 left -= len(batches)
         net.eval()
-
-
-def _momenta(optimiser: torch.optim.Optimizer, params: Sequence[nn.Parameter]) -> dict[int, Tensor]:
-    buffers = {number: optimiser.state[p].get("momentum_buffer") for number, p in enumerate(params)}
-    return {number: buffer for number, buffer in buffers.items() if buffer is not None}

@@ -59,6 +59,8 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
         raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
+    if (now := environment.commit()) != record.commit:
+        record.notes = [*record.notes, f"from task {len(record.seconds) + 1} on by commit {now or 'unknown'}"]
     with lock(folder):
         sweep(folder)
         return session.go(folder, record)

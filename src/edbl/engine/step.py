@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from edbl.data.augment import Transform, Views
 from edbl.data.mixing import Batch
+from edbl.engine.sgd import SGD
 from edbl.methods.base import Phase
 
 WARM_UP = 3  # steps before a capture, in which libraries make their choices and the optimiser its buffers
@@ -42,18 +43,7 @@ class Step:
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
         self.losses = torch.empty(0, device=device)  # [steps]
-        backbone = set(phase.backbone)
-        groups: dict[float, list[Tensor]] = {}  # by the factor of their learning rate
-        for parameter in phase.params:
-            groups.setdefault(phase.optim.backbone_lr if parameter in backbone else 1.0, []).append(parameter)
-        self.rates = {factor: torch.zeros((), device=device) for factor in groups}
-        self.optimiser = torch.optim.SGD(
-            [{"params": group, "lr": self.rates[factor]} for factor, group in groups.items()],
-            momentum=phase.optim.momentum,
-            nesterov=phase.optim.nesterov and phase.optim.momentum > 0,
-            weight_decay=phase.optim.weight_decay,
-            fused=True,
-        )
+        self.optimiser = SGD(phase.params, phase.backbone, phase.optim)
 
     def begin_epoch(self, batches: Tensor, rate: float) -> None:
         """Take the index batches and the learning rate of an epoch."""
@@ -63,8 +53,7 @@ class Step:
         self.batches.copy_(batches)
         self.losses.zero_()
         self.number.zero_()
-        for factor, tensor in self.rates.items():
-            tensor.fill_(factor * rate)
+        self.optimiser.set_rate(rate)
 
     def __call__(self) -> None:
         """Make one step."""
@@ -79,7 +68,7 @@ class Step:
     def _capture(self) -> None:
         self.graph = torch.cuda.CUDAGraph()
         self.graph.register_generator_state(self.generator)
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         with torch.cuda.graph(self.graph):
             self._step()
 
@@ -100,7 +89,7 @@ class Step:
             loss = self.phase.loss(batch)
             if self.phase.teacher is not None:
                 self.phase.teacher.wait()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimiser.zero_grad()
         loss.backward()
         if self.phase.adjust is not None:
             with cast:

@@ -62,7 +62,7 @@ class Balancing(RKD):
         weights = self.class_weights(draw, task)
         balance = self.phase("balance", draw, self.config.balance, lambda batch: self.balance_loss(batch, weights))
         layers = self.net.head if self.config.balance_layers == "head" else self.net
-        train_mode = self.config.balance_norm == "train"
+        train_mode = balance.train_mode and self.config.balance_norm == "train"
         yield replace(balance, params=list(layers.parameters()), train_mode=train_mode)
 
     def class_weights(self, draw: Draw, task: Task) -> Tensor:

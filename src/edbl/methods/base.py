@@ -123,7 +123,8 @@ class Method:
         params = [p for p in self.net.parameters() if p.requires_grad]
         head = set(self.net.head.parameters())
         backbone = [p for p in params if p not in head]
-        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone)
+        train_mode = not self.optim.fixed_norm
+        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone, train_mode=train_mode)
 
     def epochs(self, first: bool) -> int:
         """Return how many epochs a task takes, for the time left; ``first`` is the first task."""

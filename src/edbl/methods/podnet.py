@@ -86,7 +86,7 @@ class PODNet(Method):
         proxies = [p for p in (self.proxy_head.old, self.proxy_head.weight) if p.requires_grad]
         draw = Draw(exemplars, Uniform(len(exemplars), self.optim.batch))
         tune = self.phase("tune", draw, self.config.tune, self.tune_loss)
-        optim, train_mode = replace(self.optim, warmup=0), self.config.tune_norm == "train"
+        optim, train_mode = replace(self.optim, warmup=0), tune.train_mode and self.config.tune_norm == "train"
         yield self.clamped(replace(tune, params=proxies, optim=optim, train_mode=train_mode))
 
     def clamped(self, phase: Phase) -> Phase:
