@@ -110,3 +110,13 @@ def test_a_state_that_is_saved_and_loaded_learns_the_same(tmp_path: Path) -> Non
         one.learn(task, Checkpoints(tmp_path / name))
     states = learner.net.state_dict(), other.net.state_dict()
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_statistics_of_a_task_before_the_last_do_not_come_back(tmp_path: Path) -> None:
+    """Without the option in the second task, a third one starts from what the second gave."""
+    learner = learnt(1, tmp_path / "a", clean_norm=True)
+    other = learner_of(Recipe.of({**learner.recipe.values(), "options.clean_norm": False}))
+    other.load(Saved({k: v.clone() for k, v in learner.tensors().items()}, {}), [5])
+    assert other.learnt
+    other.learn(Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1], Checkpoints(tmp_path / "b"))
+    assert not other.learnt

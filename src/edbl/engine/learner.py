@@ -99,6 +99,7 @@ class Learner:
         timings: dict[str, float] = {}
         losses: dict[str, list[float]] = {}
         self.net.load_state_dict(self.learnt, strict=False)  # a teacher is shown what it has learnt from
+        self.learnt = {}
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         try:
             for number, phase in enumerate(self.method.phases(task)):

@@ -43,4 +43,5 @@ class VanillaMKD(RKD):
 
     def clean(self, task: Task) -> Draw | None:
         """Return the images of the task as they are drawn, not mixed, if that is asked for."""
-        return replace(self.draw(task), mixing=unmixed) if self.config.clean_norm else None
+        wanted = self.config.clean_norm and not self.optim.fixed_norm
+        return replace(self.draw(task), mixing=unmixed) if wanted else None
