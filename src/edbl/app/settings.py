@@ -52,13 +52,24 @@ class Preset:
     warmup: int
     weight_decay: float
     max_rounds: int  # of mixing
+    backbone_lr: float = 1.0  # as a part of lr and balance_lr
+    fixed_norm: bool = False
 
 
 FROZEN = Preset(
     epochs=(15, 100), steps=300, batch=64, lr=6.0, balance_lr=2.0, warmup=2, weight_decay=2e-4, max_rounds=8
 )
 TUNED = Preset(
-    epochs=(10, 60), steps=300, batch=32, lr=0.01, balance_lr=0.002, warmup=1, weight_decay=2e-4, max_rounds=2
+    epochs=(10, 60),
+    steps=300,
+    batch=32,
+    lr=0.02,
+    balance_lr=0.007,
+    warmup=1,
+    weight_decay=2e-4,
+    max_rounds=2,
+    backbone_lr=0.1,
+    fixed_norm=True,  # of few images, and mixed ones, statistics are worse than those of the pretrained backbone
 )
 FRESH = Preset(
     epochs=(15, 60), steps=1000, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=1
@@ -243,6 +254,8 @@ def recipe(settings: Settings, images: int, length: float = 1.0) -> Recipe:
         "optim.batch": batch,
         "optim.warmup": preset.warmup,
         "optim.weight_decay": preset.weight_decay,
+        "optim.backbone_lr": preset.backbone_lr,
+        "optim.fixed_norm": preset.fixed_norm,
         **config.flatten(train, "schedule."),
         "options.max_rounds": preset.max_rounds,
         "options.min_old": max(1, batch // 4),
