@@ -73,6 +73,17 @@ def test_a_frozen_copy_has_kernels_of_its_own() -> None:
     assert copied.fused.totals[0] is not net.fused.totals[0]
 
 
+def test_a_net_that_learns_again_is_folded_anew() -> None:
+    net = resnet(3, (16, 32), 1).eval()
+    net.fused = FusedResNet(net, 8)
+    x = torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    for factor in (1.0, 0.7):
+        net.train()
+        net.stem.weight.data *= factor
+        net.eval()
+        close(net.fused.infer(x, torch.float32), net(x).detach())
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("augment", ["crop-flip-trivial", "crop-flip", "crop", "flip", "none"])
 @pytest.mark.parametrize(("brightness", "cutout"), [(0.0, 0), (0.5, 0), (0.0, 4), (1.0, 5)])

@@ -16,6 +16,7 @@ from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.evaluate import outputs
+from edbl.engine.fit import only
 from edbl.engine.step import Step
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
@@ -117,6 +118,7 @@ def test_augmentation_by_kernel_is_the_usual_one() -> None:
 # Every method as it is, and what else its options let run in a step: the method, and what differs from its defaults.
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     **{name: (name, {}) for name in sorted(methods())},
+    "edbl-head": ("edbl", {"balance_layers": "head", "balance_norm": "eval"}),
     "eeil-noise": ("eeil", {"noise": 0.3}),
     "gem-all-exemplars": ("gem", {"memory_batch": 0}),
     "gem-some-exemplars": ("gem", {"memory_batch": 8}),
@@ -168,7 +170,8 @@ def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
         draws = torch.Generator(GPU).manual_seed(1)
         step = Step(phase, task.seen, transform, draws, bf16=how.get("bf16", False), graph=how.get("graph", False))
         step.begin_epoch(phase.draw.sampler(draws).repeat(8, 1), 0.05)
-        yield step
+        with only(net, phase.params):
+            yield step
         net.eval()
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from edbl.data import datasets
 from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.sgd import SGD
+from edbl.engine.step import Step
 from edbl.schedule import Optim
 from tests.test_contract import learner_of
 
@@ -103,3 +105,35 @@ def test_fixed_statistics(tmp_path: Path) -> None:
         after = learner.net.state_dict()
         same = {key for key in before if torch.equal(before[key], after[key])}
         assert same == {key for key in before if key.endswith(("running_mean", "running_var", "num_batches_tracked"))}
+
+
+@pytest.mark.parametrize("method", ["edbl", "bic"])
+def test_what_a_phase_does_not_train_has_no_gradients(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be worked out in vain: without them the second phase ends with the same bits."""
+    small = {"net.backbone": "small", "optim.steps": 3, "data.augment": "none"}
+    head = {"balance_layers": "head", "balance_norm": "eval"} if method == "edbl" else {}
+    stream = Stream(datasets.load("digits"), range(10), [5, 5], torch.device("cpu"))
+    calls = Step.__call__
+    states: list[dict[str, torch.Tensor]] = []
+    learning: list[bool] = []  # whether the backbone asks for gradients in steps of the second phase
+
+    def watch(self: Step) -> None:
+        calls(self)
+        if self.phase.name != "train":
+            learning.append(any(p.requires_grad for p in learner.net.backbone.parameters()))
+
+    monkeypatch.setattr(Step, "__call__", watch)
+    for name in ("idle", "graded"):
+        if name == "graded":
+            monkeypatch.setattr("edbl.engine.learner.only", lambda net, params: nullcontext())
+        learner = learner_of(Recipe.build(method, data="digits", preset="quick", **(small | head)))
+        for number in range(2):
+            learner.learn(stream[number], Checkpoints(tmp_path / name))
+        states.append(learner.net.state_dict())
+        assert all(p.requires_grad for p in learner.net.backbone.parameters())
+    half = len(learning) // 2
+    assert learning == [False] * half + [True] * half
+    assert half
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])

@@ -1,10 +1,11 @@
 """The training loop: the only one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from edbl.data.augment import Transform, Views
 from edbl.engine.progress import Progress
@@ -91,3 +92,17 @@ class Loop:
                     net(self.transform.augment(draw.data[index].x, generator))
                 left -= len(batches)
         net.eval()
+
+
+@contextmanager
+def only(net: Net, params: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Let no parameter but these have gradients, which would be worked out in vain."""
+    learning = set(params)
+    idle = [p for p in net.parameters() if p.requires_grad and p not in learning]
+    for parameter in idle:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in idle:
+            parameter.requires_grad_(True)

@@ -12,7 +12,7 @@ from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import outputs
-from edbl.engine.fit import Loop, State
+from edbl.engine.fit import Loop, State, only
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
@@ -152,7 +152,8 @@ class Learner:
             checkpoints.forget(f"{name}-epoch-{epoch}" for epoch in older)
             saved_at = time.monotonic()
 
-        self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, after_epoch)
+        with only(self.net, phase.params):
+            self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, after_epoch)
         save(name)
         return state.losses
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -79,6 +79,12 @@ class ResNet(nn.Module):
             from edbl.nets.fused import FusedResNet
 
             self.fused = FusedResNet(self, shape[1])
+
+    def train(self, mode: bool = True) -> Self:
+        """Begin to learn, or to be used; what was folded for use is folded anew."""
+        if self.fused is not None:
+            self.fused.folded = None
+        return super().train(mode)
 
     def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """Return features, ``[batch, width]``."""
