@@ -144,7 +144,11 @@ def test_a_page_with_tables_curves_and_maps(cli: Cli, tmp_path: Path) -> None:
         assert f"(page/{name})" in text
         assert (tmp_path / "page" / name).read_text().startswith("<?xml")
     assert "| Baseline | " in text
-    assert "`edbl run --recipe results/digits-2/rkd-seed0/recipe.toml`" in text
+    assert "`edbl run --recipe results/digits-2/rkd-seed0/recipe.toml` | - |" in text
+    folder = tmp_path / "results" / "digits-2" / "rkd-seed0"
+    records.write(replace(records.read(folder), notes=["one", "two"]), folder)
+    noted = paper.page(tmp_path / "results", tmp_path / "page")
+    assert "`edbl run --recipe results/digits-2/rkd-seed0/recipe.toml` | one; two |" in noted
 
 
 @pytest.mark.usefixtures("tiny")

@@ -219,10 +219,11 @@ def with_headline(text: str, results: Path) -> str:
 
 
 def _runs(results: Path) -> str:
-    """Return where each number comes from: the run, its device, commit, time, and the command that repeats it."""
-    lines = ["| run | device | commit | seconds | again |", "|---|---|---|---|---|"]
+    """Return where each number comes from: run, device, commit, time, the command that repeats it, and its notes."""
+    lines = ["| run | device | commit | seconds | again | notes |", "|---|---|---|---|---|---|"]
     for path in sorted(results.glob(f"*/*/{records.RECORD}")):
         record, name = records.read(path.parent), str(path.parent.relative_to(results))
         again = f"edbl run --recipe results/{shlex.quote(name)}/recipe.toml"
-        lines.append(f"| `{name}` | {record.device} | {record.commit[:7]} | {sum(record.seconds):.0f} | `{again}` |")
+        cells = [f"`{name}`", record.device, record.commit[:7], f"{sum(record.seconds):.0f}", f"`{again}`"]
+        lines.append("| " + " | ".join([*cells, "; ".join(record.notes) or "-"]) + " |")
     return "\n".join(lines)
