@@ -1,5 +1,5 @@
 import math
-from dataclasses import FrozenInstanceError, dataclass
+from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -257,7 +257,7 @@ def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
 
 def test_toml_is_sorted_into_sections() -> None:
     text = Recipe.build("edbl", "cifar100").toml()
-    assert text.startswith('method = "edbl"\npreset = "default"\n')
+    assert text.startswith('complete = true\nmethod = "edbl"\npreset = "default"\n')
     for line in ("[data]", "[options]", "[options.balance]", "[optim]", "gamma = 100.0", "alpha = 5e-06"):
         assert line in text.splitlines()
 
@@ -271,6 +271,20 @@ def test_a_file_may_leave_out_what_the_preset_knows(tmp_path: Path) -> None:
     assert recipe.memory == "total=200"
     changed = Recipe.read(path, {"schedule.epochs": 4, "data.name": "cifar100"})
     assert (changed.schedule.epochs, changed.data.name, changed.memory) == (4, "cifar100", "total=2000")
+
+
+def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: Path) -> None:
+    recipe = Recipe.build("edbl", "cifar100", clean_norm=False)
+    path = tmp_path / "recipe.toml"
+    older = recipe.toml().replace("clean_norm = false\n", "")
+    path.write_text(older, encoding="utf-8")
+    assert Recipe.read(path) == recipe
+    assert Recipe.read(path, {"seed": 3}) == replace(recipe, seed=3)
+    path.write_text(older.replace("complete = true", "complete = false"), encoding="utf-8")
+    assert Recipe.read(path) == Recipe.build("edbl", "cifar100"), "the preset's"
+    path.write_text('complete = "yes"', encoding="utf-8")
+    with pytest.raises(EdblError, match="complete is true or false, not 'yes'"):
+        Recipe.read(path)
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -56,10 +56,10 @@ def test_settings_are_the_papers() -> None:
     assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
     assert found["cifar100-base0-5-total200/icarl-seed0"].memory == "total=200"
     assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3
-    long = found["cifar100-base0-5-total2000/rkd-150-epochs-seed0"]
+    long = found["cifar100-base0-5-total2000/rkd-240-epochs-seed0"]
     options = base0.options
     assert isinstance(options, Balancing.Config)
-    assert long.schedule.epochs == 150 > base0.schedule.epochs + options.balance.epochs
+    assert long.schedule.epochs == 240 > base0.schedule.epochs + options.balance.epochs
     assert long.first == base0.first
 
 
@@ -83,6 +83,16 @@ def test_preset_default_is_what_calibration_decided(data: str, preset: str) -> N
     decided = {**BASE, **EDBL, **DECIDED, "data.name": data, "data.holdout": 0.0}
     recipe = Recipe.build("edbl", data, preset=preset, order="1993", memory="total=2000").values()
     assert {key: recipe[key] for key in decided} == decided
+
+
+def test_records_are_of_the_runs_that_are_planned() -> None:
+    found = [*EXPERIMENTS.values(), *paper.find("calibration")]
+    plans = {run.folder: run.recipe for run in planned(found, range(3))}
+    results = ROOT / "results"
+    kept = [path for pattern in ("calibration", "cifar*") for path in results.glob(f"{pattern}/*/recipe.toml")]
+    assert kept
+    for path in kept:
+        assert Recipe.read(path) == plans[str(path.parent.relative_to(results))], path
 
 
 def test_printed_numbers() -> None:

@@ -41,7 +41,7 @@ PAPER = {
 
 # Chosen on held-out training images of CIFAR-100 (docs/calibration.md); milestones are for those who set shape=steps.
 CALIBRATED_SCHEDULES = (
-    Schedule(60, 0.1, (24, 40, 52), shape="cosine"),
+    Schedule(120, 0.1, (48, 80, 104), shape="cosine"),
     Schedule(40, 0.01, (12, 24, 32), shape="cosine"),
 )
 CALIBRATED = {
@@ -53,6 +53,9 @@ CALIBRATED = {
     "options.gamma": 100.0,
     "options.alpha": 5e-6,
     "options.max_rounds": 1,
+    "options.clean_norm": True,
+    "options.balance_layers": "head",
+    "options.balance_norm": "eval",
 }
 
 

@@ -19,6 +19,8 @@ from edbl.methods import find_method
 from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
+COMPLETE = "complete"  # in a file: whether it held every value when it was written
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -132,10 +134,11 @@ class Recipe(_Common):
         return cls.of({"method": method, "data.name": data, "preset": preset, **given})
 
     @classmethod
-    def of(cls, *layers: Mapping[str, object]) -> Self:
+    def of(cls, *layers: Mapping[str, object], complete: bool = False) -> Self:
         """Return the recipe for values by dotted key, those of later layers winning.
 
-        What is missing comes from preset and data set.
+        What is missing comes from preset and data set. Of ``complete`` values nothing was missing when they were
+        written; what is missing now is newer than they are, and has its built-in default.
         """
         method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
         known = cls.keys(method)
@@ -143,16 +146,17 @@ class Recipe(_Common):
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         kind = find_method(method)
-        schedules = {f.name: f.default for f in fields(kind.Config) if isinstance(f.default, Schedule)}
-        preset = presets.values(
-            str(filled["preset"]),
-            name,
-            str(filled["stream.protocol"]),
-            int(cast(int, filled["stream.phases"])),
-            schedules,
-        )
-        own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
-        filled |= {k: v for k, v in preset.items() if k in known} | own | checked
+        if not complete:
+            schedules = {f.name: f.default for f in fields(kind.Config) if isinstance(f.default, Schedule)}
+            preset = presets.values(
+                str(filled["preset"]),
+                name,
+                str(filled["stream.protocol"]),
+                int(cast(int, filled["stream.phases"])),
+                schedules,
+            )
+            own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
+            filled |= {k: v for k, v in preset.items() if k in known} | own | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
@@ -163,14 +167,21 @@ class Recipe(_Common):
 
     @classmethod
     def read(cls, path: Path, *layers: Mapping[str, object]) -> Self:
-        """Read a recipe file; values of ``layers`` win over it. The file may leave out what the preset knows."""
+        """Read a recipe file; values of ``layers`` win over it.
+
+        The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
+        was begun may not.
+        """
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise EdblError(f"recipe {path} is not valid TOML: {error}") from error
-        return cls.of(_flat(tree), *layers)
+        complete = tree.pop(COMPLETE, False)
+        if not isinstance(complete, bool):
+            raise EdblError(f"recipe {path}: {COMPLETE} is true or false, not {complete!r}")
+        return cls.of(_flat(tree), *layers, complete=complete)
 
     def values(self) -> dict[str, object]:
         """Return every value by dotted key."""
@@ -178,7 +189,7 @@ class Recipe(_Common):
 
     def toml(self) -> str:
         """Return the recipe as a TOML file that `read` takes back unchanged."""
-        top: list[str] = []
+        top = [f"{COMPLETE} = true"]
         sections: dict[str, list[str]] = {}
         for key, value in self.values().items():
             section, _, name = key.rpartition(".")

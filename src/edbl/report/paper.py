@@ -32,9 +32,10 @@ CALIBRATION_HEAD = """# Calibration
 
 Made by `edbl results` from the records in `results/calibration/`; do not edit. What the paper leaves open
 ([ambiguities](ambiguities.md)) is settled on CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars, on a tenth of the
-*training* images that is held out by seed, `rkd` with 30 epochs, `edbl` with 60 + 40 in all tasks but the first.
-Questions are asked one after the other. Average incremental accuracy in percent by both read-outs, CNN and NME, mean ±
-sample standard deviation over seeds, with their number in brackets; `-` is not run yet.
+*training* images that is held out by seed, `rkd` with 30 epochs, `edbl` with 60 + 40 in all tasks but the first,
+where a question says nothing else. Questions are asked one after the other. Average incremental accuracy in percent by
+both read-outs, CNN and NME, mean ± sample standard deviation over seeds, with their number in brackets; `-` is not run
+yet.
 
 ```console no-run
 $ edbl reproduce calibration --seeds 3
