@@ -15,7 +15,7 @@ from rich.console import Console
 
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
-from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
+from edbl.engine.many import MPS, PART, TRIES, Job, _work, run_many, shared_gpu
 from edbl.files import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
@@ -222,12 +222,13 @@ def service(folder: Path, code: int) -> None:
 def test_the_service_lives_as_long_as_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service(tmp_path, 0)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with shared_gpu():
+    with shared_gpu(4):
         place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(place).is_dir()
-        with shared_gpu():  # one that is running is used
-            assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == place
-    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+        assert os.environ[PART] == "50"
+        with shared_gpu(8):  # one that is running is used
+            assert (os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ[PART]) == (place, "50")
+    assert {"CUDA_MPS_PIPE_DIRECTORY", PART}.isdisjoint(os.environ)
     assert (tmp_path / "log").read_text().splitlines() == [f"{place} -d", f"{place} quit"]
 
 
@@ -235,5 +236,20 @@ def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     service(tmp_path, 1)
     for path in (str(tmp_path) + os.pathsep + os.environ["PATH"], ""):
         monkeypatch.setenv("PATH", path)
-        with shared_gpu():
-            assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
+        with shared_gpu(2):
+            assert {"CUDA_MPS_PIPE_DIRECTORY", PART}.isdisjoint(os.environ)
+
+
+@pytest.mark.parametrize(
+    ("processes", "own", "part"), [(1, None, "100"), (2, None, "100"), (3, None, "66"), (4, "30", "30")]
+)
+def test_the_part_of_a_process(
+    processes: int, own: str | None, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service(tmp_path, 0)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    if own:
+        monkeypatch.setenv(PART, own)
+    with shared_gpu(processes):
+        assert os.environ[PART] == part
+    assert os.environ.get(PART) == own, "a user's own stays"

@@ -35,6 +35,7 @@ from edbl.recipe import DataSettings, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
+PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors, for one process
 REFRESH = 0.5  # seconds between looks at the runs
 TRIES = 3  # times that runs begin or go on, while processes are killed
 
@@ -156,7 +157,7 @@ def _ended(
     shares = context.Array("d", len(jobs))
     threads = max(1, (os.cpu_count() or 1) // workers)
     with (
-        shared_gpu() if gpu else nullcontext(),
+        shared_gpu(min(workers, len(places))) if gpu else nullcontext(),
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
         try:
@@ -217,23 +218,29 @@ def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
 
 
 @contextmanager
-def shared_gpu() -> Iterator[None]:
-    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there."""
+def shared_gpu(processes: int) -> Iterator[None]:
+    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there.
+
+    Each may use twice its even share of the multiprocessors, so that it stands in the way of fewer others
+    (benchmarks/README.md).
+    """
     control = shutil.which(MPS)
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="edbl-") as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        given = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         # Without the service, processes still share the GPU, by turns.
-        start = subprocess.run([control, "-d"], env=os.environ | places, input=b"", capture_output=True, check=False)
+        start = subprocess.run([control, "-d"], env=os.environ | given, input=b"", capture_output=True, check=False)
         if start.returncode:
             yield
             return
-        os.environ.update(places)
+        if PART not in os.environ:
+            given[PART] = str(min(100, 200 // processes))
+        os.environ.update(given)
         try:
             yield
         finally:
             subprocess.run([control], input=b"quit\n", capture_output=True, check=False)
-            for name in places:
+            for name in given:
                 del os.environ[name]
