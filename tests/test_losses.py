@@ -374,16 +374,23 @@ def test_no_gradient_reaches_the_teacher() -> None:
     assert all(p.grad is None for p in method.teacher.net.parameters())
 
 
+def test_weight_of_distillation_without_new_classes() -> None:
+    assert balancing_method("edbl", {"kd_weight": 0.5, "kd_growth": 1.0}).kd_weight(old=4, seen=4) == 2.0
+
+
 @pytest.mark.parametrize("kd_weight", [0.0, 1.0, 2.5])
-@pytest.mark.parametrize("scale", ["t2", "none"])
-def test_training_loss_is_eq_2_plus_weighted_eq_3(kd_weight: float, scale: str) -> None:
-    method = balancing_method("edbl", {"kd_weight": kd_weight, "kd_scale": scale, "temperature": 2.0})
+@pytest.mark.parametrize(("scale", "growth"), [("t2", 0.0), ("none", 0.0), ("t2", 0.5), ("none", 1.0)])
+def test_training_loss_is_eq_2_plus_weighted_eq_3(kd_weight: float, scale: str, growth: float) -> None:
+    options = {"kd_weight": kd_weight, "kd_scale": scale, "kd_growth": growth, "temperature": 2.0}
+    method = balancing_method("edbl", options)
     batch = balance_batch(mixed=True)
     assert method.teacher is not None
     logits, olds = method.net(batch.x).logits, method.teacher.answer(batch.x).logits
+    assert (olds.shape[1], logits.shape[1]) == (3, 5)
+    weight = kd_weight * (3 / 2) ** growth * (4 if scale == "t2" else 1)
     total = torch.zeros((), dtype=torch.float64)
     for z, old, y in zip(logits, olds, batch.y, strict=True):
-        total = total + ce_of(z, y) + kd_weight * (4 if scale == "t2" else 1) * kd_of(z, old, 2.0)
+        total = total + ce_of(z, y) + weight * kd_of(z, old, 2.0)
     torch.testing.assert_close(method.loss(batch), total / 9)
     method.teacher = None
     expected = sum(ce_of(z, y) for z, y in zip(logits, batch.y, strict=True)) / 9

@@ -34,6 +34,7 @@ BASE: Mapping[str, object] = {
     "optim.warmup": 5,
     "options.temperature": 2.0,
     "options.kd_weight": 1.0,
+    "options.kd_growth": 0.0,
     "options.kd_scale": "t2",
     "evaluation.nme_flips": False,
 }
@@ -72,7 +73,9 @@ HEAD: Mapping[str, object] = {"options.balance_layers": "head", "options.balance
 THEN_DECIDED: Mapping[str, object] = {**FIRST_DECIDED, **UNMIXED, **HEAD}
 LONGER: Mapping[str, object] = {"schedule.epochs": 120, "schedule.milestones": (48, 80, 104)}
 DECIDED: Mapping[str, object] = {**THEN_DECIDED, **LONGER}  # by all questions; preset `default`
-HALF: Mapping[str, object] = {"stream.protocol": "base-half", "memory": "per_class=20"}
+ROOT: Mapping[str, object] = {"options.kd_growth": 0.5}
+RATIO: Mapping[str, object] = {"options.kd_growth": 1.0}
+BASE_HALF: Mapping[str, object] = {"stream.protocol": "base-half", "memory": "per_class=20"}
 
 TWO_CLASSES: Mapping[str, object] = {
     "data.name": "cifar10",
@@ -228,15 +231,25 @@ QUESTIONS = (
         start=THEN_DECIDED,
     ),
     Question(
-        "Base-half, 5 phases: weight of distillation and learning rate in later tasks",
+        "Weight of distillation as the classes grow",
+        "edbl",
+        {"1": {}, "root of old over new classes": ROOT},
+        start=DECIDED,
+    ),
+    Question(
+        "Base-half, 5 phases: weight of distillation, learning rate and epochs of later tasks",
         "edbl",
         {
-            "1, 0.1": {},
-            "4, 0.1": {"options.kd_weight": 4.0},
-            "1, 0.03": {"schedule.lr": 0.03},
-            "4, 0.03": {"options.kd_weight": 4.0, "schedule.lr": 0.03},
+            "1; 0.1; 120": {},
+            "4; 0.1; 120": {"options.kd_weight": 4.0},
+            "root of old over new classes; 0.1; 120": ROOT,
+            "old over new classes; 0.1; 120": RATIO,
+            "1; 0.03; 120": {"schedule.lr": 0.03},
+            "root of old over new classes; 0.03; 120": {**ROOT, "schedule.lr": 0.03},
+            "old over new classes; 0.03; 120": {**RATIO, "schedule.lr": 0.03},
+            "1; 0.1; 60": {"schedule.epochs": 60, "schedule.milestones": (24, 40, 52)},
         },
-        start={**DECIDED, **HALF},
+        start={**DECIDED, **BASE_HALF},
     ),
     Question(
         "Class means of NME (A18)",
@@ -273,6 +286,12 @@ def experiment(question: Question) -> Experiment:
 
 
 def _tag(values: Mapping[str, object]) -> str:
-    """Return a folder's name for an answer; answers that mean the same share their runs, milestones go by epochs."""
-    words = [f"{key.rpartition('.')[2]}-{value}" for key, value in values.items() if not key.endswith("milestones")]
+    """Return a folder's name for an answer; answers that mean the same share their runs, milestones go by epochs.
+
+    What later questions have in common gets a short name.
+    """
+    later = THEN_DECIDED.items() <= values.items()
+    told = {key: value for key, value in values.items() if not (later and key in THEN_DECIDED)}
+    words = ["unmixed-head"] if later else []
+    words += [f"{key.rpartition('.')[2]}-{value}" for key, value in told.items() if not key.endswith("milestones")]
     return re.sub(r"[^\w.-]+", "_", "-".join(words)) or "base"

@@ -1,5 +1,6 @@
 """Rehearsal with knowledge distillation: the paper's baseline."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,6 +30,7 @@ class RKD(Method):
 
         temperature: float = option(2.0, "temperature of distillation (A4)", least=1e-3)
         kd_weight: float = option(1.0, "weight gamma_1 of distillation (A4)", least=0)
+        kd_growth: float = option(0.0, "kd_weight grows as old over new classes to this power", least=0, most=1)
         kd_scale: Literal["t2", "none"] = option("t2", "multiply distillation by the squared temperature or not (A4)")
 
     config: Config
@@ -42,5 +44,10 @@ class RKD(Method):
         logits = self.net(batch.x).logits
         loss = cross_entropy(logits, batch.y)
         if self.teacher is not None:
-            loss = loss + self.config.kd_weight * self.distill(logits, self.teach(batch.x).logits)
+            teacher = self.teach(batch.x).logits
+            loss = loss + self.kd_weight(teacher.shape[1], logits.shape[1]) * self.distill(logits, teacher)
         return loss.mean()
+
+    def kd_weight(self, old: int, seen: int) -> float:
+        """Return gamma_1 for a task; one without new classes counts as one with a single new class."""
+        return self.config.kd_weight * math.pow(old / max(1, seen - old), self.config.kd_growth)
