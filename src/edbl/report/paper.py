@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from edbl import calibration, records
@@ -124,7 +125,8 @@ def _cell(ours: Sequence[Stat], n: int) -> str:
 
 
 def _printed(numbers: Sequence[float]) -> str:
-    theirs = " ".join(f"{number:.1f}" for number in numbers)
+    exact = [Decimal(f"{number:.2f}") for number in numbers]  # the paper prints two digits at most
+    theirs = " ".join(str(number.quantize(Decimal("0.1"), ROUND_HALF_UP)) for number in exact)
     return ("<br>" if len(numbers) > 1 else " ") + (f"*{theirs}*" if theirs else "-")
 
 
