@@ -101,6 +101,17 @@ def test_a_teacher_has_the_statistics_that_it_learnt_with(tmp_path: Path, monkey
     assert all(torch.equal(plain[key], seen[key]) for key in statistics)
 
 
+def test_images_are_those_that_were_learnt_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where exemplars of the new classes are chosen before the statistics are taken."""
+    learner = learnt(1, tmp_path / "a", clean_norm=True, exemplars_after="train")
+    kept = learner.memory.images.y.clone()
+    shown: list[Draw] = []
+    monkeypatch.setattr(Loop, "show", lambda loop, net, draw, place: shown.append(draw))
+    task = Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1]
+    learner.learn(task, Checkpoints(tmp_path / "b"))
+    assert torch.equal(shown[0].data.y.sort().values, torch.cat([kept, task.train.y]).sort().values)
+
+
 def test_a_state_that_is_saved_and_loaded_learns_the_same(tmp_path: Path) -> None:
     learner = learnt(1, tmp_path / "a", clean_norm=True)
     other = learner_of(learner.recipe)

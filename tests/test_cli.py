@@ -14,6 +14,7 @@ from PIL import Image
 from edbl import Recipe, records
 from edbl.demo import recipes as demo_recipes
 from edbl.engine.step import Step
+from edbl.methods import find_method
 from tests.conftest import Cli, Finished
 
 QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
@@ -156,6 +157,12 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--order", "nowhere.txt"], ["nowhere.txt"]),
         (["run", "edbl", "--recipe", "nowhere.toml"], ["cannot read recipe nowhere.toml"]),
         (["run", "edbl", "--recipe", "digit"], ["did you mean 'digits'"]),
+        (["run", "edbl", "--recipe", ""], ["unknown recipe ''"]),
+        (["run", "edbl", "--seed", "9" * 400], ["seed", "a whole number"]),
+        (["run", "edbl", "--set", "temperature=" + "9" * 400], ["temperature", "a finite number"]),
+        (["run", "edbl", "--set", "seed=" + "9" * 5000], ["seed", "a whole number"]),
+        (["results", "--out", "page"], ["must end in .md"]),
+        (["results", "--out", "calibration.md"], ["the name of the other page"]),
         (["run", "edbl", "--data", "./nowhere"], ["nowhere"]),
         (["run", "edbl", "--data", "cifar100"], ["cifar-100-binary.tar.gz", "https://", "edbl data fetch cifar100"]),
         (["run", "nowhere.py"], ["no method file"]),
@@ -274,6 +281,34 @@ def test_a_method_of_ones_own_is_watched_and_found_again(
     records.write(record, Path("../run"))
     Path("../mine.py").write_text(MINE + "# changed\n")
     refused(cli("resume", "../run"), "mine.py has changed")
+
+
+def test_method_files_of_the_same_name(cli: Cli) -> None:
+    for folder, title in (("a", "one"), ("b", "other")):
+        Path(folder).mkdir()
+        Path(folder, "m.py").write_text(MINE.replace("class ", f"TITLE = '{title}'\n\n\nclass ", 1))
+    refused(cli("run", "a/m.py", "b/m.py", *QUICK, "--out", "all"), "the same name")
+    one, other = (sys.modules[find_method(f"{folder}/m.py").__module__] for folder in ("a", "b"))
+    assert (one.TITLE, other.TITLE) == ("one", "other")
+
+
+def test_a_method_file_that_is_named_or_written_oddly(cli: Cli) -> None:
+    Path("m\udcff.py").write_text(MINE)
+    refused(cli("run", "m\udcff.py", *QUICK, "--out", "run"), "is not valid text; rename the file")
+    plain = "\n    @dataclass(frozen=True)\n    class Config(RKD.Config):\n        x: int = 3\n"
+    imported = MINE.replace("from edbl", "from dataclasses import dataclass\nfrom edbl", 1)
+    Path("plain.py").write_text(imported.rstrip("\n") + "\n" + plain)
+    refused(cli("run", "plain.py", *QUICK, "--out", "run"), "Config.x must be an option")
+    assert not Path("run").exists()
+
+
+def test_a_run_is_counted_once_and_kept(cli: Cli) -> None:
+    assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
+    page = Path("run/report.html").read_bytes()
+    refused(cli("run", "rkd", *QUICK, "--seeds", 2, "--out", "run"), "holds a run")
+    assert Path("run/report.html").read_bytes() == page
+    once, twice = cli("report", "run", "--out", "a.html"), cli("report", "run", "./run", "--out", "b.html")
+    assert twice.out.replace("b.html", "a.html") == once.out
 
 
 def test_a_method_file_that_fails(cli: Cli) -> None:

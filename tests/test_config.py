@@ -282,6 +282,12 @@ def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: 
     assert Recipe.read(path, {"seed": 3}) == replace(recipe, seed=3)
     path.write_text(older.replace("complete = true", "complete = false"), encoding="utf-8")
     assert Recipe.read(path) == Recipe.build("edbl", "cifar100"), "the preset's"
+    other = Recipe.build("rkd", "cifar100", preset="paper")
+    path.write_text(other.toml(), encoding="utf-8")
+    assert Recipe.read(path, {"method": "edbl"}).options == Recipe.build("edbl", "cifar100", preset="paper").options
+    assert Recipe.read(path, {"preset": "paper"}) == other
+    with pytest.raises(EdblError, match="is complete, so a preset would change nothing"):
+        Recipe.read(path, {"preset": "quick"})
     path.write_text('complete = "yes"', encoding="utf-8")
     with pytest.raises(EdblError, match="complete is true or false, not 'yes'"):
         Recipe.read(path)
@@ -292,6 +298,9 @@ def test_unreadable_files(tmp_path: Path) -> None:
     with pytest.raises(EdblError, match=r"cannot read recipe .*recipe\.toml: No such file"):
         Recipe.read(path)
     path.write_text("method = ", encoding="utf-8")
+    with pytest.raises(EdblError, match=r"recipe\.toml is not valid TOML"):
+        Recipe.read(path)
+    path.write_text(f"seed = {'9' * 5000}", encoding="utf-8")
     with pytest.raises(EdblError, match=r"recipe\.toml is not valid TOML"):
         Recipe.read(path)
     path.write_bytes(b'method = "\xff"')

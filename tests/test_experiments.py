@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from edbl import EdblError, records
+from edbl import EdblError, records, run
 from edbl.calibration import BASE, DECIDED, EDBL
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
+from edbl.files import lock
 from edbl.methods.balancing import Balancing
 from edbl.recipe import Recipe
 from edbl.report import paper
@@ -136,6 +137,44 @@ def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli
     assert "remix-seed0: done" in second.out
     assert "rkd-seed0: done" not in second.out, "what is there is not run again"
     assert "(our reading)" in second.out
+    folder, (plan, *_) = tmp_path / "results" / "digits-2" / "rkd-seed0", planned(paper.find("tiny"), [0])
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("kd_growth = 0.0\n", ""))  # older than that option
+    assert paper.is_kept(folder, plan.recipe)
+    assert not paper.is_kept(folder, Recipe.of(plan.recipe.values(), {"options.kd_growth": 0.5}))
+
+
+@pytest.mark.usefixtures("tiny")
+def test_beginning_anew_loses_nothing_that_cannot_be_begun(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--at-once", 1]
+    begun = tmp_path / "runs" / "digits-2" / "rkd-seed0"
+    run(planned(paper.find("curve"), [0])[0].recipe, begun)
+    with lock(begun):
+        locked = cli("reproduce", "curve", "--no-resume", *places)
+    assert (locked.code, "another process is working" in locked.err) == (2, True)
+
+    def missing(*_: object, **__: object) -> None:
+        raise EdblError("no such data")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.data.datasets.load", missing)
+        assert cli("reproduce", "curve", "--no-resume", *places).code == 2
+    assert records.read(begun).status == "done"
+    before = records.read(begun).started
+    assert cli("reproduce", "curve", "--no-resume", *places).code == 0
+    assert records.read(begun).started >= before
+
+
+def test_a_readme_that_is_no_text(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "readme").write_bytes(b"\xe4")
+    (tmp_path / "results").mkdir()
+    done = cli(
+        "results", "--results", tmp_path / "results", "--out", tmp_path / "p.md", "--readme", tmp_path / "readme"
+    )
+    assert (done.code, "is not UTF-8" in done.err) == (2, True)
+    assert not (tmp_path / "p.md").exists()
 
 
 @pytest.mark.usefixtures("tiny")

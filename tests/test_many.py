@@ -241,7 +241,8 @@ def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("processes", "own", "part"), [(1, None, "100"), (2, None, "100"), (3, None, "66"), (4, "30", "30")]
+    ("processes", "own", "part"),
+    [(1, None, "100"), (2, None, "100"), (3, None, "66"), (300, None, "1"), (4, "30", "30")],
 )
 def test_the_part_of_a_process(
     processes: int, own: str | None, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +251,8 @@ def test_the_part_of_a_process(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     if own:
         monkeypatch.setenv(PART, own)
+        monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
     with shared_gpu(processes):
         assert os.environ[PART] == part
     assert os.environ.get(PART) == own, "a user's own stays"
+    assert ("CUDA_MPS_LOG_DIRECTORY" in os.environ) == bool(own)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from torch import Tensor
 
 from edbl import EdblError, Recipe, Record, records, resume, run
-from edbl.engine.checkpoint import Checkpoints
+from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
 from edbl.files import lock
@@ -167,9 +168,20 @@ def test_with_all_checkpoints_lost_a_run_begins_again(tmp_path: Path, whole: Rec
 def test_a_finished_run_keeps_its_last_state_only_and_resumes_to_itself(tmp_path: Path, whole: Record) -> None:
     record = run(recipe(), tmp_path / "run")
     assert Checkpoints(tmp_path / "run" / "checkpoints").names() == ["task-2"]
+    checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints.save("task-1", Saved({}, {}))  # as if killed between the record and tidying up
     trained = Trained()
     assert_same(resume(tmp_path / "run", progress=trained), record)
     assert trained.epochs == []
+    assert checkpoints.names() == ["task-2"]
+
+
+def test_a_folder_of_images_that_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = replace(run(recipe(), tmp_path / "run"), status="running", data="photos")
+    records.write(record, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(EdblError, match="are in 'photos', which is not here; go on where it began"):
+        resume("run")
 
 
 def test_checkpoints_inside_a_phase_wait_for_their_interval(tmp_path: Path) -> None:

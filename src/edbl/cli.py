@@ -104,7 +104,7 @@ def run(
     made = []
     for named in [{"method": name} for name in methods or []] or [{}]:
         layers = flags, named, dict(parse_setting(s) for s in settings or [])
-        one = Recipe.read(_recipe_file(recipe), *layers) if recipe else Recipe.of(*layers)
+        one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
@@ -125,10 +125,13 @@ def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
 def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
     from edbl.engine.many import Job, at_once, run_many
     from edbl.engine.run import default_folder
+    from edbl.records import RECORD
 
+    if out and (out / RECORD).exists():
+        raise EdblError(f"output folder {out} holds a run; use another --out")
     jobs = [Job(recipe, out / _name(recipe) if out else default_folder(recipe)) for recipe in recipes]
     if len({job.folder for job in jobs}) < len(jobs):
-        raise EdblError("a method is named twice; each needs a folder of its own")
+        raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
     with _many():
         run_many(jobs, min(workers or at_once(recipes[0].device), len(jobs)), console, data_dir)
     _finish([job.folder for job in jobs], (out or Path("runs")) / "report.html")
@@ -386,9 +389,10 @@ def reproduce(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
-    from edbl.engine.many import Job, run_many
+    from edbl.engine.many import Job, check_data, run_many
     from edbl.engine.many import at_once as usual
     from edbl.experiments import planned
+    from edbl.files import lock
     from edbl.report import paper
 
     experiments = paper.find(name)
@@ -403,8 +407,11 @@ def reproduce(
     missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
     jobs = [Job(p.recipe, runs / p.folder) for p in missing]
     if not resume:
+        check_data([job.recipe.data for job in jobs], data_dir)
         for job in jobs:
-            shutil.rmtree(job.folder, ignore_errors=True)
+            if job.folder.is_dir():
+                with lock(job.folder):
+                    shutil.rmtree(job.folder, ignore_errors=True)
     if jobs:
         workers = min(at_once or usual("auto"), len(jobs))
 
@@ -434,9 +441,15 @@ def results_(
     from edbl.files import write_atomic
     from edbl.report import paper
 
+    if out.suffix != ".md" or out.name == "calibration.md":
+        raise EdblError(f"--out {out} must end in .md, and calibration.md is the name of the other page")
+    try:
+        text = readme.read_text(encoding="utf-8") if readme else ""
+    except UnicodeDecodeError as error:
+        raise EdblError(f"{readme} is not UTF-8: {error}") from error
     page = paper.page(results, out.with_suffix(""))
-    if readme is not None:
-        write_atomic(readme, paper.with_headline(readme.read_text(), results).encode())
+    if readme:
+        write_atomic(readme, paper.with_headline(text, results).encode())
     write_atomic(out, page.encode())
     write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
     console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)
@@ -527,6 +540,7 @@ def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None
     from edbl.report.plots import save_curves
     from edbl.report.tables import groups, run_table
 
+    folders = list({folder.resolve(): folder for folder in folders}.values())
     found = [records.read(folder) for folder in folders]
     if figure:
         save_curves(groups(found), figure)

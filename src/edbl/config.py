@@ -5,7 +5,7 @@ field ``epochs`` in field ``schedule``. `build` makes an instance from dotted ke
 """
 
 import dataclasses
-import math
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ def _fit(kind: Any, value: object) -> Any:
         return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
     if kind is bool:
         return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     if kind is int:
         return int(value) if value == int(value) else None
@@ -91,6 +91,8 @@ def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
             found |= {k: dataclasses.replace(leaf, default=preset.get(k, leaf.default)) for k, leaf in inner.items()}
         else:
             meta = item.metadata
+            if "help" not in meta:
+                raise EdblError(f"{kind.__qualname__}.{item.name} must be an option; see edbl.config.option")
             found[key] = Leaf(hint, item.default, meta["help"], meta["least"], meta["most"])
     return found
 

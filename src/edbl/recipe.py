@@ -19,6 +19,7 @@ from edbl.methods import find_method
 from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
+RECIPE = "recipe.toml"  # in the folder of a run
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
 
 
@@ -107,10 +108,11 @@ class _Common:
         if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
             raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
         Budget.parse(self.memory)
-        try:
-            self.data.name.encode()
-        except UnicodeEncodeError as error:
-            raise EdblError(f"the folder name {self.data.name!r} is not valid text; rename the folder") from error
+        for what, name in (("folder", self.data.name), ("file", self.method)):
+            try:
+                name.encode()
+            except UnicodeEncodeError as error:
+                raise EdblError(f"the {what} name {name!r} is not valid text; rename the {what}") from error
 
 
 @dataclass(frozen=True)
@@ -170,18 +172,22 @@ class Recipe(_Common):
         """Read a recipe file; values of ``layers`` win over it.
 
         The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
-        was begun may not.
+        was begun may not. With another method than the file's, the preset gives the options that this one has more.
         """
         try:
             tree = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except ValueError as error:  # also of bytes that are no text, and of numbers with thousands of digits
             raise EdblError(f"recipe {path} is not valid TOML: {error}") from error
         complete = tree.pop(COMPLETE, False)
         if not isinstance(complete, bool):
             raise EdblError(f"recipe {path}: {COMPLETE} is true or false, not {complete!r}")
-        return cls.of(_flat(tree), *layers, complete=complete)
+        file = _flat(tree)
+        given = {**file, **{key: value for layer in layers for key, value in layer.items()}}
+        if complete and given.get("preset") != file.get("preset"):
+            raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change values by --set")
+        return cls.of(file, *layers, complete=complete and given.get("method") == file.get("method"))
 
     def values(self) -> dict[str, object]:
         """Return every value by dotted key."""
@@ -206,7 +212,7 @@ def parse_setting(text: str) -> tuple[str, object]:
         raise EdblError(f"--set {text}: write KEY=VALUE, such as schedule.epochs=20")
     try:
         parsed = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # also of a number with thousands of digits
         parsed = None
     # A folder may be named like a date, which TOML has a type for and recipes have not.
     known = isinstance(parsed, bool | int | float | str | list)

@@ -101,13 +101,14 @@ class Learner:
         self.net.load_state_dict(self.learnt, strict=False)  # a teacher is shown what it has learnt from
         self.learnt = {}
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
+        clean = self.method.clean(task)  # before a phase may change the memory
         try:
             for number, phase in enumerate(self.method.phases(task)):
                 losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
         except torch.OutOfMemoryError as error:
             hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
             raise EdblError(hint) from error
-        if clean := self.method.clean(task):
+        if clean:
             with stopwatch(timings, "clean"):
                 self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
                 self.loop.show(self.net, clean, ("task", task.index, "clean"))

@@ -29,9 +29,9 @@ from edbl import records
 from edbl.data import datasets
 from edbl.engine import environment
 from edbl.engine.progress import Count
-from edbl.engine.run import RECIPE, is_free, resume, run
+from edbl.engine.run import is_free, resume, run
 from edbl.errors import EdblError
-from edbl.recipe import DataSettings, Recipe
+from edbl.recipe import RECIPE, DataSettings, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
@@ -111,7 +111,7 @@ def run_many(
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
-    _check_data([job.recipe.data for job in jobs if not _is_done(job, otherwise)], data_dir)
+    check_data([job.recipe.data for job in jobs if not _is_done(job, otherwise)], data_dir)
     names = _names(jobs)
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
@@ -205,7 +205,7 @@ def _is_done(job: Job, otherwise: str) -> bool:
     return found.status == "done"
 
 
-def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
+def check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
     """Refuse data that cannot be loaded, here and once rather than in every run."""
     errors = []
     for name in dict.fromkeys(data.name for data in wanted if not datasets.is_folder(data.name)):  # may take minutes
@@ -229,14 +229,14 @@ def shared_gpu(processes: int) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="edbl-") as folder:
-        given = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         # Without the service, processes still share the GPU, by turns.
-        start = subprocess.run([control, "-d"], env=os.environ | given, input=b"", capture_output=True, check=False)
+        start = subprocess.run([control, "-d"], env=os.environ | places, input=b"", capture_output=True, check=False)
         if start.returncode:
             yield
             return
-        if PART not in os.environ:
-            given[PART] = str(min(100, 200 // processes))
+        part = str(max(1, min(100, 200 // processes)))
+        given = {name: value for name, value in {**places, PART: part}.items() if name not in os.environ}
         os.environ.update(given)
         try:
             yield

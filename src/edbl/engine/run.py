@@ -21,10 +21,10 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.files import lock, sweep, write_atomic
 from edbl.memory import Budget
-from edbl.recipe import Recipe, StreamSettings
+from edbl.recipe import RECIPE, Recipe, StreamSettings
 from edbl.records import Record
 
-RECIPE = "recipe.toml"
+CHECKPOINTS = "checkpoints"
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
 
 
@@ -53,7 +53,10 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
     folder = Path(folder)
     record = records.read(folder)
     if record.status == "done":
+        _tidy(Checkpoints(folder / CHECKPOINTS), record)
         return record
+    if record.data not in datasets.DATASETS and not datasets.is_folder(record.data):
+        raise EdblError(f"the images of run {folder} are in '{record.data}', which is not here; go on where it began")
     session = _Session(Recipe.read(folder / RECIPE), data_dir, progress or Progress())
     if record.method_digest != session.method_digest:
         raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
@@ -64,6 +67,11 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
     with lock(folder):
         sweep(folder)
         return session.go(folder, record)
+
+
+def _tidy(checkpoints: Checkpoints, done: Record) -> None:
+    """Of a run that is done, keep the state after the last task alone."""
+    checkpoints.forget(set(checkpoints.names()) - {f"task-{len(done.task_sizes) - 1}"})
 
 
 def is_free(folder: Path) -> bool:
@@ -142,7 +150,7 @@ class _Session:
 
     def go(self, folder: Path, record: Record) -> Record:
         """Learn all tasks that are not learnt yet."""
-        checkpoints = Checkpoints(folder / "checkpoints")
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
         first = self.restore(checkpoints, record)
         planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
         title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
@@ -160,7 +168,7 @@ class _Session:
         records.write_features(folder, features.numpy(), labels.numpy())
         record.status, record.message = "done", ""
         records.write(record, folder)
-        checkpoints.forget(set(checkpoints.names()) - {f"task-{len(self.stream) - 1}"})
+        _tidy(checkpoints, record)
         return record
 
     def restore(self, checkpoints: Checkpoints, record: Record) -> int:

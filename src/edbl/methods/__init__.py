@@ -1,5 +1,6 @@
 """Methods: what is learnt. One file each; a class with a ``name`` in this folder is on the command line."""
 
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -27,7 +28,7 @@ def methods() -> dict[str, type[Method]]:
 
 @cache
 def _method_in_file(path: Path) -> type[Method]:
-    name = f"edbl_method_{path.stem}"
+    name = f"edbl_method_{path.stem}_{hashlib.sha256(str(path).encode(errors='replace')).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise EdblError(f"no method file at {path}")

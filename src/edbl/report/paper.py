@@ -1,8 +1,7 @@
 """The paper's tables and figures, from records, beside what was printed."""
 
-import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
@@ -10,12 +9,12 @@ from edbl import calibration, records
 from edbl.errors import EdblError, unknown
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
 from edbl.files import write_atomic
-from edbl.recipe import Recipe
+from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
 
-KEPT = (records.RECORD, records.CONFUSIONS, "recipe.toml")  # of a run, for the folder of results
+KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
 MARKS = "<!-- results -->", "<!-- end of results -->"  # around the table in a README
 HEAD = """# Results
@@ -65,8 +64,7 @@ def is_kept(folder: Path, recipe: Recipe) -> bool:
     """Tell whether a run of this recipe is among the results."""
     if not (folder / records.RECORD).is_file():
         return False
-    run = records.read(folder)
-    return run.status == "done" and _same(run, recipe.values())
+    return records.read(folder).status == "done" and _learns(Recipe.read(folder / RECIPE)) == _learns(recipe)
 
 
 def found(results: Path, column: Column, row: Row) -> list[Record]:
@@ -77,10 +75,9 @@ def found(results: Path, column: Column, row: Row) -> list[Record]:
     return [run for folder, run in runs if is_kept(folder, recipe_of(column, row, run.seed))]
 
 
-def _same(run: Record, recipe: Mapping[str, object]) -> bool:
-    """Tell whether a run was made by a recipe, as far as what it learns goes; its version may know fewer keys."""
-    made = json.loads(json.dumps(recipe))
-    return all(made[key] == value for key, value in run.recipe.items() if key in made and key not in HOW)
+def _learns(recipe: Recipe) -> dict[str, object]:
+    """Return what a recipe learns, without how it computes that."""
+    return {key: value for key, value in recipe.values().items() if key not in HOW}
 
 
 def table(experiment: Experiment, results: Path) -> str:
