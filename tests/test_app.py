@@ -7,6 +7,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -225,12 +227,15 @@ def test_features_are_not_computed_twice(tmp_path: Path, monkeypatch: pytest.Mon
         begun.prepare()
         first = begun.train
     assert seen == [64, 26, 10]
-    (tmp_path / "model" / "increment" / "views" / "train-64.safetensors").write_bytes(b"damaged")
+    place = tmp_path / "model" / "increment" / "views"
+    (place / "train-64.safetensors").write_bytes(b"damaged")
+    whole = (place / "held-0.safetensors").read_bytes()
+    (place / "held-0.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with increment(tmp_path / "model", request, device="cpu", say=lambda line: None) as begun:
         assert begun is not None
         begun.prepare()
         assert torch.equal(begun.train, first)
-    assert seen == [64, 26, 10, 26]
+    assert seen == [64, 26, 10, 26, 10]
 
 
 def test_few_images_and_a_lone_class(tmp_path: Path, cli: Cli) -> None:
@@ -486,13 +491,64 @@ def test_photos_that_lie_in_the_model(tmp_path: Path, cli: Cli) -> None:
     assert len(list(photos.rglob("*.png"))) == 3
 
 
-def test_nothing_is_removed_before_photos_are_found(tmp_path: Path, cli: Cli) -> None:
-    model = tmp_path / "model"
+@pytest.mark.parametrize("command", [["info"], ["forget", "digit 0"], ["learn", "nowhere"]])
+def test_copies_of_photos_that_were_read_for_nothing_do_not_stay(tmp_path: Path, cli: Cli, command: list[str]) -> None:
+    model, more = tmp_path / "model", write_digits(tmp_path / "b", {2: 3})
     learn(cli, model, write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    (more / "digit 2" / "bad.png").write_text("no picture")
+    refused(cli, "learn", model, more)
+    assert not (model / "increment").exists()
     (model / "increment").mkdir()
-    (model / "increment" / "images.npy").touch()
-    assert "does not exist" in refused(cli, "learn", model, tmp_path / "none")
-    assert (model / "increment" / "images.npy").exists()
+    (model / "increment" / "images.npy").touch()  # as if killed
+    cli(command[0], model, *command[1:])
+    assert not (model / "increment").exists()
+
+
+def test_an_empty_folder_of_the_users_stays(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "model").mkdir()
+    refused(cli, "learn", tmp_path / "model", tmp_path / "nowhere")
+    assert list((tmp_path / "model").iterdir()) == []
+
+
+def test_class_folders_whose_names_are_no_text_stay_apart(tmp_path: Path, cli: Cli) -> None:
+    write_digits(tmp_path / "a", {0: 3, 1: 3})
+    try:
+        for digit, name in ((0, b"b\xe4r"), (1, b"b\xf6r")):
+            os.rename(os.fsencode(tmp_path / "a" / f"digit {digit}"), os.fsencode(tmp_path / "a") + b"/" + name)
+    except OSError:
+        pytest.skip("this file system wants names to be text")
+    learn(cli, tmp_path / "model", tmp_path / "a", *SHORT)
+    assert store.read(tmp_path / "model").names == ["b\\udce4r", "b\\udcf6r"]
+
+
+def test_names_that_a_terminal_cannot_show(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    (folder / "digit 0").rename(folder / "零")
+    learn(cli, tmp_path / "model", folder, *SHORT)
+    command = [sys.executable, "-m", "edbl", "info", str(tmp_path / "model")]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    found = subprocess.run(command, capture_output=True, text=True, check=False, env=ascii_only)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "\\u96f6" in found.stdout
+
+
+def test_links_that_are_not_followed_are_told_of(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    learn(cli, model, folder, *SHORT)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "1.png").symlink_to(folder / "digit 0" / "000.png")
+    assert "(1 link out of" in refused(cli, "predict", model, tmp_path / "b")
+    shutil.copy(folder / "digit 0" / "000.png", tmp_path / "b" / "2.png")
+    found = cli("predict", model, tmp_path / "b", "--csv")
+    assert found.code == 0
+    assert found.err.startswith("note: in ")
+    assert "1 link out of" in found.err
+    assert len(found.out.splitlines()) == 2
+
+
+def test_dropping_takes_no_other_options(tmp_path: Path, cli: Cli) -> None:
+    learn(cli, tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
+    assert "--discard alone" in refused(cli, "learn", tmp_path / "model", "--discard", "--memory", "total=1")
 
 
 def test_a_full_disk(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

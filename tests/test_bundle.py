@@ -107,6 +107,9 @@ def test_what_is_on_disk(model: Path) -> None:
         (lambda s: s["history"][0].update(seconds=None), "'seconds' has a value of the wrong kind"),
         (lambda s: s["recipe"].update(method="rkd"), "its recipe has another"),
         (lambda s: s["recipe"].pop("method"), "its recipe has another"),
+        (lambda s: s["classes"][0].update(name="another"), "not those that its history ends with"),
+        (lambda s: s["history"].clear(), "not those that its history ends with"),
+        (lambda s: s["history"][-1]["scores"].clear(), "not those that its history ends with"),
     ],
 )  # fmt: skip
 def test_a_bad_description_is_refused(
@@ -380,6 +383,45 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
     assert store.read(model).names == ["digit 0", "digit 1"]
 
 
+@pytest.mark.usefixtures("_server")
+def test_a_first_increment_that_was_killed_before_its_commit_can_be_dropped(
+    photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, command = tmp_path / "model", [photos / "first", *SHORT]
+    made = writes(monkeypatch, lambda: cli("learn", tmp_path / "other", *command))
+    assert kill(["learn", model, *command], 1 + made.index(store.MODEL), False, tmp_path / "log")
+    assert list((model / store.EXEMPLARS).iterdir())
+    assert cli("learn", model, "--discard").code == 0
+    assert [path.name for path in model.iterdir()] == [".lock"]
+    assert cli("learn", model, *command).code == 0
+
+
+@pytest.mark.parametrize("kind", [store.EXEMPLARS, store.VALIDATION])
+@pytest.mark.parametrize("command", ["info", "predict", "learn", "forget"])
+def test_a_model_with_links_out_of_it_touches_nothing_there(
+    model: Path, photos: Path, cli: Cli, tmp_path: Path, kind: str, command: str
+) -> None:
+    own = tmp_path / "own"
+    shutil.move(model / kind, own)
+    (own / "mine.png").write_bytes(b"precious")
+    there = {path: path.read_bytes() for path in own.iterdir()}
+    (model / kind).symlink_to(own)
+    found = cli(command, model, {"info": "--json", "forget": "digit 0"}.get(command, photos / "second"))
+    assert found.code == 2
+    assert f"{model / kind} is a link" in found.err
+    assert {path: path.read_bytes() for path in own.iterdir()} == there
+
+
+def test_a_lock_that_is_a_link_is_not_followed(model: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    (model / ".lock").unlink()
+    (model / ".lock").symlink_to(tmp_path / "mine")
+    found = cli("forget", model, "digit 0")
+    assert found.code == 2
+    assert "Traceback" not in found.err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_a_first_increment_that_was_killed_while_photos_were_read(photos: Path, cli: Cli, tmp_path: Path) -> None:
     model = tmp_path / "model"
     (model / store.INCREMENT).mkdir(parents=True)
@@ -418,7 +460,7 @@ def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, t
 def test_a_damaged_begun_increment(model: Path, photos: Path, cli: Cli, tmp_path: Path, file: str) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
     path = model / store.INCREMENT / file
-    path.write_bytes(path.read_bytes()[:100])
+    path.write_bytes(path.read_bytes()[:100] if file == "begun.json" else path.read_bytes()[:-1] + b"\x7f")
     found = cli("learn", model)
     assert found.code == 2
     assert "is damaged; drop it with" in found.err

@@ -113,6 +113,8 @@ def test_labels_of_another_kind_are_refused() -> None:
     x, y = blobs(-5, 5)
     with pytest.raises(ValueError, match="text and numbers"):
         quick().fit(x, y).partial_fit(x, y.astype(str))
+    with pytest.raises(ValueError, match="without loss"):
+        quick().fit(x, np.where(y == 0, 2**53 + 1, 5)).partial_fit(x, np.ones(len(y)))
     big = 2**53 + y  # which floats cannot tell apart
     with pytest.raises(ValueError, match="without loss"):
         quick().fit(x, big).partial_fit(x, y.astype(float))
@@ -153,9 +155,21 @@ def test_a_call_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
         patch.setattr("edbl.memory.Memory.update", stop)
         with pytest.raises(KeyboardInterrupt):
             model.partial_fit(*only((2, 3)))
+    x, y = only((0, 1))
+    for bad in (np.linspace(0, 1, len(y)), y):
+        with pytest.raises(ValueError, match=r"total=1|continuous"):
+            model.set_params(memory="total=1").fit(x[:, :5], bad)
+    model.set_params(memory=before.memory)
+    assert model.n_features_in_ == before.n_features_in_
     assert model.classes_.tolist() == [0, 1]
     assert same(model, before)
     assert same(model.partial_fit(*only((2, 3))), before.partial_fit(*only((2, 3))))
+
+
+@pytest.mark.parametrize("options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"image_size": 7}])
+def test_options_that_would_do_nothing(options: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="has no effect here"):
+        quick(options=options).fit(*only((0, 1)))
 
 
 def test_classes_need_not_be_given_but_are_believed() -> None:

@@ -233,6 +233,19 @@ def test_growth_forgets_the_correction() -> None:
     assert torch.equal(head.eval()(features()), head.train()(features()))
 
 
+@pytest.mark.parametrize(("gone", "kept"), [((4, 3), False), ((4,), True), ((0, 0), True), ((0,), True)])
+def test_forgetting_the_newest_task_forgets_the_correction(gone: tuple[int, ...], kept: bool) -> None:
+    """The others were not corrected, and are not from then on."""
+    head = corrected(2, 1, 2).eval()
+    before = head(features()).detach()
+    left = list(range(5))
+    for number in gone:
+        head.remove(number)
+        del left[number]
+    assert head.correction.tolist() == ([0.5, -2] if kept else [1, 0])
+    torch.testing.assert_close(head(features()), before[:, left])
+
+
 def test_correction_learns_in_evaluation_mode_alone() -> None:
     head = corrected(3, 2)
     head.train()(features()).sum().backward()

@@ -1,5 +1,6 @@
 """The command line: parsing and printing only."""
 
+import io
 import json
 import os
 import shutil
@@ -42,6 +43,9 @@ def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except EdblError as error:
@@ -279,7 +283,7 @@ def predict(
     if as_csv:
         writer.writerow(show.csv_heading(top))
     found = []
-    for prediction in predictor(images, top):
+    for prediction in predictor(images, top, _say):
         found.append(prediction)
         if as_json:
             print(json.dumps(show.prediction_values(prediction, predictor.readout)))

@@ -4,7 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edbl.errors import EdblError
@@ -23,11 +23,11 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise EdblError(f"cannot write '{path}': {error.strerror or error}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise EdblError(f"cannot write '{path}': {error.strerror or error}") from error
         raise
 
 
@@ -40,7 +40,9 @@ def sweep(folder: Path) -> None:
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of ``folder``; the system lifts the lock when this process ends, however it ends."""
-    with open(folder / ".lock", "w") as file:
+    # Nothing is written to it, and no link followed: a folder may come from anywhere.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(folder / ".lock", flags, 0o666), "r+b") as file:
         try:
             if sys.platform == "win32":
                 import msvcrt

@@ -37,6 +37,11 @@ from edbl.methods import methods
 FORMAT = 2
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
 EXEMPLARS, VALIDATION, INCREMENT, BEGUN = "exemplars", "validation", "increment", "begun.json"
+IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"  # of an increment
+OWN = re.compile(  # what an increment consists of, by path in its folder
+    rf"{re.escape(BEGUN)}|{re.escape(IMAGES)}|{VIEWS}(/(train|held)-\d+\.safetensors)?"
+    rf"|{CHECKPOINTS}(/task-[\w-]+\.(safetensors|json))?|(.+/)?\.[^/]+\.[0-9a-f]{{32}}\.tmp"
+)
 IMAGE = re.compile(r"[0-9a-f]{32}\.png")
 TRIES = 5  # at reading a model that is being replaced
 
@@ -155,7 +160,7 @@ def settle(folder: Path) -> None:
     A model in order is not locked, so that a reader never keeps a writer out.
     """
     with suppress(EdblError, OSError):
-        if (folder / NEW).exists() or orphans(folder, read(folder)):
+        if (folder / NEW).exists() or orphans(folder, read(folder)) or _abandoned(folder):
             with locked(folder):
                 pass
 
@@ -185,6 +190,11 @@ def read(folder: Path) -> Bundle:
             )
         what = "holds no model: it has no model.json" if folder.is_dir() else "does not exist"
         raise EdblError(f"{folder} {what}; `edbl learn {folder} FOLDER` makes one")
+    for name in (EXEMPLARS, VALIDATION, INCREMENT):
+        if (folder / name).is_symlink():
+            raise EdblError(
+                f"{folder / name} is a link, and a model keeps its files itself; put the folder in its place"
+            )
     return parse(folder, (folder / MODEL).read_bytes())
 
 
@@ -212,6 +222,8 @@ def parse(folder: Path, text: bytes) -> Bundle:
         raise damaged(folder, MODEL, "its classes do not fit the sizes of its increments")
     if bad := [name for name in files if not IMAGE.fullmatch(name)]:
         raise damaged(folder, MODEL, f"{bad[0]!r} is no name of an image")
+    if not bundle.history or bundle.history[-1].scores.keys() != set(names):
+        raise damaged(folder, MODEL, "its classes are not those that its history ends with")
     if not 1 <= bundle.settings.image_size <= 1024 or not 0 <= bundle.settings.copies <= 1000:
         raise damaged(folder, MODEL, "its image size or number of copies is out of range")
     return bundle
@@ -236,6 +248,8 @@ def write(folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], images: M
 def heal(folder: Path) -> None:
     """Finish what a killed writer left to do: put new weights in place, remove what no model refers to."""
     sweep(folder)
+    if _abandoned(folder):
+        discard(folder)
     if not exists(folder):
         return
     bundle = read(folder)
@@ -258,9 +272,31 @@ def orphans(folder: Path, bundle: Bundle) -> list[Path]:
     return found
 
 
+def strangers(folder: Path) -> list[Path]:
+    """Return what lies in the folder of an increment and is not of one."""
+    place = folder / INCREMENT
+    return [path for path in place.rglob("*") if not OWN.fullmatch(path.relative_to(place).as_posix())]
+
+
+def _abandoned(folder: Path) -> bool:
+    """Tell whether photos were being read for an increment that was not begun in the end."""
+    place = folder / INCREMENT
+    return place.is_dir() and not place.is_symlink() and not begun(folder) and not strangers(folder)
+
+
 def discard(folder: Path) -> None:
-    """Drop a begun increment."""
+    """Drop a begun increment and, if it was the first, what it has put in its place already."""
     shutil.rmtree(folder / INCREMENT, ignore_errors=True)
+    if exists(folder):
+        return
+    (folder / NEW).unlink(missing_ok=True)
+    for place in (folder / EXEMPLARS, folder / VALIDATION):
+        if place.is_dir() and not place.is_symlink():
+            for path in place.iterdir():
+                if IMAGE.fullmatch(path.name):
+                    path.unlink()
+            with suppress(OSError):
+                place.rmdir()
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ MANY = 10_000  # samples of one call from which batches are of 128, not of 32
 SMALL = 16  # pixels: side of images up to which the net is `small`
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
+SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
+IDLE = ("stream.", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # recipe keys without effect here
 WEIGHTS = ("estimator.safetensors", "estimator.safetensors.new")
 PARAMETERS = {  # recipe keys that are parameters of the estimator
     "method": "method",
@@ -223,7 +225,7 @@ def _numbered(known: Array, y: Array) -> tuple[Array, Array]:
         raise ValueError(f"y has labels such as {y[0]!r}, but those before were like {known[0]!r}: text and numbers")
     both = np.concatenate([known, y]) if len(known) else y
     first, rest = both[: len(known)], both[len(known) :]
-    if len(np.unique(first)) < len(known) or len(np.unique(rest)) < len(np.unique(y)):
+    if (first.astype(known.dtype) != known).any() or (rest.astype(y.dtype) != y).any():
         raise ValueError(f"labels of type {y.dtype} cannot join labels of type {known.dtype} without loss")
     labels = np.concatenate([first, np.setdiff1d(rest, first)])
     order = np.argsort(labels)
@@ -304,6 +306,16 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self._learn(X, y, vars(self).get("_learnt"))
 
     def _learn(self, X: Any, y: Any, old: _Learnt | None) -> Self:
+        kept = {name: value for name, value in vars(self).items() if name in SHAPE}
+        try:
+            return self._learn_from(X, y, old)
+        except BaseException:  # a call that fails changes nothing
+            for name in SHAPE:
+                self.__dict__.pop(name, None)
+            self.__dict__.update(kept)
+            raise
+
+    def _learn_from(self, X: Any, y: Any, old: _Learnt | None) -> Self:
         x, y = self._read(X, y, None if old is None else old.input)
         check_classification_targets(y)
         if old is None:
@@ -357,6 +369,9 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = config.check({k: _plain(v) for k, v in given_options.items()}, known)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
+        for key in options:
+            if key.startswith(IDLE):
+                raise ValueError(f"'{key}' has no effect here: samples are those that are given; leave it out")
         _choice("readout", self.readout, READOUTS)
         vectors = isinstance(read, _Vectors)
         backbone = self.backbone

@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,9 +23,12 @@ from edbl.app import bundle as store
 from edbl.app import photos as files
 from edbl.app.bundle import (
     BEGUN,
+    CHECKPOINTS,
     EXEMPLARS,
+    IMAGES,
     INCREMENT,
     VALIDATION,
+    VIEWS,
     Bundle,
     Contents,
     Event,
@@ -46,11 +48,6 @@ from edbl.memory import Budget
 from edbl.recipe import Recipe
 from edbl.seeds import Seeds
 
-IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"
-OWN = re.compile(  # what an increment consists of, by path in its folder
-    rf"{re.escape(BEGUN)}|{re.escape(IMAGES)}|{VIEWS}(/(train|held)-\d+\.safetensors)?"
-    rf"|{CHECKPOINTS}(/task-[\w-]+\.(safetensors|json))?|(.+/)?\.[^/]+\.[0-9a-f]{{32}}\.tmp"
-)
 HELD_FROM = 5  # images that a class needs to give any for validation
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 PART = 64  # images whose features are computed between two saves
@@ -84,6 +81,7 @@ def increment(
     The model is locked meanwhile.
     """
     request.check()
+    there = folder.exists()
     made = _make(folder, request)
     try:
         with store.locked(folder):
@@ -93,7 +91,8 @@ def increment(
             store.discard(folder)
             with suppress(OSError):
                 (folder / ".lock").unlink()
-                folder.rmdir()
+                if not there:
+                    folder.rmdir()
 
 
 def _make(folder: Path, request: Request) -> bool:
@@ -121,8 +120,7 @@ def _make(folder: Path, request: Request) -> bool:
 
 def _others(folder: Path, there: bool) -> list[Path]:
     """Return what is not of a model: in its begun increment, which will be removed and, if none is there, beside it."""
-    place = folder / INCREMENT
-    found = [path for path in place.rglob("*") if not OWN.fullmatch(path.relative_to(place).as_posix())]
+    found = store.strangers(folder)
     if folder.is_dir() and not there:
         found += [path for path in folder.iterdir() if path.name not in (".lock", INCREMENT)]
     return found
@@ -131,6 +129,8 @@ def _others(folder: Path, there: bool) -> list[Path]:
 def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say) -> "Increment | None":
     base = _load(folder) if store.exists(folder) else None
     if discard:
+        if not request.folders and request != Request():
+            raise EdblError("--discard alone drops what was begun; with other options, name folders to learn from")
         what = "the increment that was begun is dropped" if store.begun(folder) else "no increment was begun"
         store.discard(folder)
         say(what)
@@ -158,6 +158,9 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
         )
     else:
         say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
+        resumed = Increment(folder, begun, base, device)
+        resumed.check()
+        return resumed
     return Increment(folder, begun, base, device)
 
 
@@ -198,6 +201,26 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
     store.discard(folder)
     place.mkdir()
+    try:
+        begun = _choose(folder, request, base, settings, found, notes)
+    except BaseException:
+        store.discard(folder)  # no copies of photos stay that nobody will learn from
+        raise
+    for note in notes:
+        say(f"note: {note}")
+    return begun
+
+
+def _choose(
+    folder: Path,
+    request: Request,
+    base: Contents | None,
+    settings: Settings,
+    found: Sequence[files.Photo],
+    notes: list[str],
+) -> Begun:
+    """Read the photos that were found, and begin an increment with them."""
+    place = folder / INCREMENT
     results = files.read_into(place / IMAGES, found, settings.image_size)
     notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
     names = list(dict.fromkeys(photo.name for photo in found))
@@ -229,8 +252,6 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
         held=held,
     )
     write_atomic(place / BEGUN, json.dumps(dataclasses.asdict(begun)).encode())
-    for note in notes:
-        say(f"note: {note}")
     return begun
 
 
@@ -307,6 +328,12 @@ class Increment:
             raise _unusable(folder)
         self.pixels: files.Array = pixels
 
+    def check(self) -> None:
+        """Refuse images that are not those it was begun with."""
+        for row in self.begun.train + self.begun.held:
+            if files.digest(self.pixels[row]) != self.begun.digests[row]:
+                raise _unusable(self.folder)
+
     def prepare(self) -> None:
         """Compute the features of all images, where the backbone is frozen."""
         self.train, self.held = self._seen(self.begun.train, "train"), self._seen(self.begun.held, "held")
@@ -374,7 +401,7 @@ class Increment:
                     generator = seeds.generator(CPU, "views", self.begun.number, kind, part)
                     x = torch.from_numpy(self.pixels[np.array(chosen)])
                     views = extractor.views(x, copies, generator, partial(_add, say, part), device)
-                    write_atomic(path, safetensors.torch.save({"views": views.contiguous()}))
+                    write_atomic(path, safetensors.torch.save({"views": views.contiguous(), "sum": _sum(views)}))
                 say(part + len(chosen))
                 parts.append(views)
         return torch.cat(parts)
@@ -465,9 +492,14 @@ def _key(views: Tensor) -> bytes:
 
 def _saved(path: Path) -> Tensor | None:
     try:
-        return safetensors.torch.load(path.read_bytes())["views"]
+        stored = safetensors.torch.load(path.read_bytes())
+        return stored["views"] if torch.equal(_sum(stored["views"]), stored["sum"]) else None
     except (OSError, SafetensorError, KeyError, ValueError):
         return None
+
+
+def _sum(views: Tensor) -> Tensor:
+    return torch.frombuffer(bytearray(_key(views)), dtype=torch.uint8)
 
 
 def restore(folder: Path, model: Model, contents: Contents) -> None:

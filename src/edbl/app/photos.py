@@ -71,18 +71,23 @@ def class_name(text: str) -> str:
     return unicodedata.normalize("NFC", shown(text))
 
 
-def listed(paths: Sequence[Path]) -> list[Path]:
-    """Return files as they are, and the images in folders and below them."""
+def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+    """Return files as they are and the images in folders and below them, and notes on links that were not followed."""
     found: list[Path] = []
+    notes: list[str] = []
     for path in paths:
         if path.is_dir():
-            inside = Walk(path).images(path)
+            walk = Walk(path)
+            inside = walk.images(path)
             if not inside:
-                raise EdblError(f"{shown(path)} holds no image: no file ends in {', '.join(EXTENSIONS)}")
+                raise EdblError(
+                    f"{shown(path)} holds no image: no file ends in {', '.join(EXTENSIONS)}{walk.unfollowed()}"
+                )
             found += inside
+            notes += [f"in {shown(path)}{walk.unfollowed()}"] if walk.links else []
         else:
             found.append(path)
-    return found
+    return found, notes
 
 
 def usual_size(photos: Sequence[Photo]) -> int:

@@ -1,6 +1,6 @@
 """Predictions: the likeliest classes of photos by a model."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +36,17 @@ class Predictor:
         self.extractor = frozen(self.settings)
         self.readout: Readout = readout or contents.bundle.readout
 
-    def __call__(self, paths: Sequence[Path], top: int) -> Iterator[Prediction]:
-        """Yield the ``top`` classes of each photo, in order."""
-        files = photos.listed(paths)
-        with bar("predicting", len(files)) as say:
+    def __call__(
+        self, paths: Sequence[Path], top: int, say: Callable[[str], None] = lambda _: None
+    ) -> Iterator[Prediction]:
+        """Yield the ``top`` classes of each photo, in order; what is left aside is said."""
+        files, notes = photos.listed(paths)
+        for note in notes:
+            say(f"note: {note}")
+        with bar("predicting", len(files)) as show:
             for begin in range(0, len(files), PART):
                 yield from self._part(files[begin : begin + PART], top)
-                say(begin + PART)
+                show(begin + PART)
 
     def _part(self, files: Sequence[Path], top: int) -> Iterator[Prediction]:
         size = self.settings.image_size

@@ -340,4 +340,4 @@ def first(names: Sequence[str]) -> str:
 def shown(name: str | Path) -> str:
     """Return a name that can be printed."""
     # A file name that is no valid text must not break the terminal or the report it is written to.
-    return str(name).encode(errors="replace").decode()
+    return str(name).encode(errors="backslashreplace").decode()

@@ -104,6 +104,15 @@ class CorrectedHead(LinearHead):
         with torch.no_grad():
             self.correction.copy_(torch.tensor([1.0, 0.0]))
 
+    def remove(self, number: int) -> None:
+        """Remove a class; if it was the last of the newest task, no others become the corrected ones."""
+        tasks = len(self.sizes)
+        newest = number >= self.classes - self.sizes[-1]
+        super().remove(number)
+        if newest and len(self.sizes) < tasks:
+            with torch.no_grad():
+                self.correction.copy_(torch.tensor([1.0, 0.0]))
+
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
         logits = super().forward(features)
