@@ -39,7 +39,7 @@ from edbl.app.bundle import (
 )
 from edbl.app.model import Model
 from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
-from edbl.data.folder import Pixels, count, image_notes, shown
+from edbl.data.folder import Pixels, count, image_notes, in_threads, shown
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
@@ -143,6 +143,7 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
             say(f"that increment is complete: `edbl info {folder}` shows it")
             return None
         begun = None
+    fresh = begun is None
     if begun is None:
         if not request.folders:
             raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
@@ -158,10 +159,10 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
         )
     else:
         say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
-        resumed = Increment(folder, begun, base, device)
-        resumed.check()
-        return resumed
-    return Increment(folder, begun, base, device)
+    made = Increment(folder, begun, base, device)
+    if not fresh:
+        made.check()
+    return made
 
 
 def _same(request: Request, begun: Request) -> bool:
@@ -330,9 +331,10 @@ class Increment:
 
     def check(self) -> None:
         """Refuse images that are not those it was begun with."""
-        for row in self.begun.train + self.begun.held:
-            if files.digest(self.pixels[row]) != self.begun.digests[row]:
-                raise _unusable(self.folder)
+        rows = self.begun.train + self.begun.held
+        found = in_threads(lambda row: files.digest(self.pixels[row]), rows, "checking images")
+        if found != [self.begun.digests[row] for row in rows]:
+            raise _unusable(self.folder)
 
     def prepare(self) -> None:
         """Compute the features of all images, where the backbone is frozen."""
