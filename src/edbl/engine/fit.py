@@ -16,7 +16,7 @@ from edbl.nets.net import Net
 from edbl.seeds import Seeds
 
 SHOWN = 100  # batches, of which batch normalisation forgets all but the last few dozens
-ADVICE = "lower schedule.lr or a weight of the loss. The last good checkpoint is kept"
+ADVICE = "lower the learning rate (schedule.lr) or a weight of the loss"
 
 
 @dataclass

@@ -163,7 +163,8 @@ class _Session:
             record.status, record.message = "failed", str(error)
             with suppress(EdblError):  # a full disk must not hide what happened
                 records.write(record, folder)
-            raise EdblError(f"{error} (run {folder}, task {len(record.seconds) + 1} of {len(self.stream)})") from error
+            at = f"run {folder}, task {len(record.seconds) + 1} of {len(self.stream)}; its last good checkpoint is kept"
+            raise EdblError(f"{error} ({at})") from error
         features, labels = self.sample_features()
         records.write_features(folder, features.numpy(), labels.numpy())
         record.status, record.message = "done", ""
