@@ -166,11 +166,6 @@ def test_a_call_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert same(model.partial_fit(*only((2, 3))), before.partial_fit(*only((2, 3))))
 
 
-def test_a_learning_rate_that_is_too_high() -> None:
-    with pytest.raises(ValueError, match="lower the learning rate"):
-        quick(learning_rate=1e30).fit(*only((0, 1)))
-
-
 @pytest.mark.parametrize("options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"image_size": 7}])
 def test_options_that_would_do_nothing(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="has no effect here"):
@@ -362,7 +357,7 @@ def test_wrong_parameters_are_named(given: dict[str, Any], match: str) -> None:
 
 
 def test_a_loss_that_explodes_is_told() -> None:
-    with pytest.raises(EdblError, match="the loss became"):
+    with pytest.raises(EdblError, match=r"the loss became .* lower the learning rate"):
         quick(learning_rate=1e30).fit(X, Y)
 
 

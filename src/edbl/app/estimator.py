@@ -338,10 +338,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             new = len(labels) - len(model.names)
             epochs = model.method.epochs(first=not model.names or not new)
             progress.run(model.method.name, model.increments + 1, epochs, 0)
-            try:
-                model.learn(samples, [str(number) for number in numbers])
-            except EdblError as error:
-                raise ValueError(str(error)) from error
+            model.learn(samples, [str(number) for number in numbers])
             progress.say(f"{len(x)} samples, {new} new classes: {time.monotonic() - began:.1f} s")
         self._learnt = _Learnt(read, labels[[int(name) for name in model.names]], model)
         self.classes_ = np.sort(labels)
