@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
-from edbl.engine.many import MPS, PART, TRIES, Job, _work, run_many, shared_gpu
+from edbl.engine import environment
+from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
 from edbl.files import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
@@ -224,13 +226,12 @@ def service(folder: Path, code: int) -> None:
 def test_the_service_lives_as_long_as_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service(tmp_path, 0)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with shared_gpu(4):
+    with shared_gpu():
         place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(place).is_dir()
-        assert os.environ[PART] == "50"
-        with shared_gpu(8):  # one that is running is used
-            assert (os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ[PART]) == (place, "50")
-    assert {"CUDA_MPS_PIPE_DIRECTORY", PART}.isdisjoint(os.environ)
+        with shared_gpu():  # one that is running is used
+            assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == place
+    assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert (tmp_path / "log").read_text().splitlines() == [f"{place} -d", f"{place} quit"]
 
 
@@ -238,23 +239,23 @@ def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     service(tmp_path, 1)
     for path in (str(tmp_path) + os.pathsep + os.environ["PATH"], ""):
         monkeypatch.setenv("PATH", path)
-        with shared_gpu(2):
-            assert {"CUDA_MPS_PIPE_DIRECTORY", PART}.isdisjoint(os.environ)
+        with shared_gpu():
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
 
 
-@pytest.mark.parametrize(
-    ("processes", "own", "part"),
-    [(1, None, "100"), (2, None, "100"), (3, None, "66"), (300, None, "1"), (4, "30", "30")],
-)
-def test_the_part_of_a_process(
-    processes: int, own: str | None, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service(tmp_path, 0)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    if own:
-        monkeypatch.setenv(PART, own)
-        monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
-    with shared_gpu(processes):
-        assert os.environ[PART] == part
-    assert os.environ.get(PART) == own, "a user's own stays"
-    assert ("CUDA_MPS_LOG_DIRECTORY" in os.environ) == bool(own)
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
+    with shared_gpu():
+        assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path)
+    assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path)
+
+
+@pytest.mark.parametrize(("part", "name"), [(None, "GPU"), ("100", "GPU"), ("33", "GPU, 33% of it")])
+def test_a_record_tells_the_part_of_the_gpu(part: str | None, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+    monkeypatch.delenv(environment.PART, raising=False)
+    if part:
+        monkeypatch.setenv(environment.PART, part)
+    assert environment.describe(torch.device("cuda")) == name

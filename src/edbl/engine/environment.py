@@ -11,6 +11,8 @@ import torch
 import edbl
 from edbl.errors import EdblError
 
+PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU's multiprocessors, for one process under NVIDIA's service
+
 
 def pick_device(wanted: str) -> torch.device:
     """Return the device for ``auto``, ``cpu`` or ``cuda``."""
@@ -21,9 +23,10 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return the device's name for a record."""
+    """Return the device's name for a record; with a part of a GPU, sums are taken in another order."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        part = os.environ.get(PART, "100")
+        return torch.cuda.get_device_name(device) + (f", {part}% of it" if part != "100" else "")
     return f"CPU ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 

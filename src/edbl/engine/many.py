@@ -35,7 +35,6 @@ from edbl.recipe import RECIPE, DataSettings, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
-PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of the multiprocessors, for one process
 REFRESH = 0.5  # seconds between looks at the runs
 TRIES = 3  # times that runs begin or go on, while processes are killed
 
@@ -157,7 +156,7 @@ def _ended(
     shares = context.Array("d", len(jobs))
     threads = max(1, (os.cpu_count() or 1) // workers)
     with (
-        shared_gpu(min(workers, len(places))) if gpu else nullcontext(),
+        shared_gpu() if gpu else nullcontext(),
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
         try:
@@ -218,12 +217,8 @@ def check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
 
 
 @contextmanager
-def shared_gpu(processes: int) -> Iterator[None]:
-    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there.
-
-    Each may use twice its even share of the multiprocessors, so that it stands in the way of fewer others
-    (benchmarks/README.md).
-    """
+def shared_gpu() -> Iterator[None]:
+    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there."""
     control = shutil.which(MPS)
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
@@ -235,8 +230,7 @@ def shared_gpu(processes: int) -> Iterator[None]:
         if start.returncode:
             yield
             return
-        part = str(max(1, min(100, 200 // processes)))
-        given = {name: value for name, value in {**places, PART: part}.items() if name not in os.environ}
+        given = {name: value for name, value in places.items() if name not in os.environ}
         os.environ.update(given)
         try:
             yield
