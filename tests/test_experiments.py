@@ -1,13 +1,14 @@
 """The paper's tables and figures: what they take, what they show, and that the page in the docs is up to date."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from edbl import EdblError, records, run
-from edbl.calibration import BASE, DECIDED, EDBL
+from edbl.calibration import BASE, BASE_HALF_DECIDED, DECIDED, EDBL
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
 from edbl.files import lock
 from edbl.methods.balancing import Balancing
@@ -73,17 +74,23 @@ def test_questions_of_the_calibration() -> None:
         assert re.fullmatch(r"calibration/[\w.-]+", name)
         pinned = {**BASE, **(EDBL if recipe.method == "edbl" else {})}
         same = [key for key, value in pinned.items() if recipe.values()[key] == value]
-        assert len(same) >= len(pinned) - 4 - len(DECIDED), name
+        assert len(same) >= len(pinned) - 5 - len(DECIDED), name
     with pytest.raises(EdblError, match="did you mean 'calibration'"):
         paper.find("calibratio")
 
 
 @pytest.mark.parametrize("data", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("preset", ["default", "aligned"])
-def test_preset_default_is_what_calibration_decided(data: str, preset: str) -> None:
-    decided = {**BASE, **EDBL, **DECIDED, "data.name": data, "data.holdout": 0.0}
-    recipe = Recipe.build("edbl", data, preset=preset, order="1993", memory="total=2000").values()
-    assert {key: recipe[key] for key in decided} == decided
+@pytest.mark.parametrize(
+    ("settings", "decided"),
+    [({"memory": "total=2000"}, DECIDED), ({"stream.protocol": "base-half"}, BASE_HALF_DECIDED)],
+)
+def test_preset_default_is_what_calibration_decided(
+    data: str, preset: str, settings: dict[str, object], decided: Mapping[str, object]
+) -> None:
+    wanted = {**BASE, **EDBL, **decided, "data.name": data, "data.holdout": 0.0}
+    recipe = Recipe.build("edbl", data, preset=preset, order="1993", **settings).values()
+    assert {key: recipe[key] for key in wanted} == wanted
 
 
 def test_records_are_of_the_runs_that_are_planned() -> None:
@@ -228,7 +235,10 @@ def test_mistakes_are_explained(arguments: list[str], message: str, cli: Cli, tm
 def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     places = ["--results", tmp_path, "--out", tmp_path / "docs" / "page.md", "--readme", readme]
-    readme.write_text("Before.\n<!-- results -->\nold\n<!-- end of results -->\nAfter.\n")
+    readme.write_text(
+        "Before.\n<!-- results -->\nold\n<!-- end of results -->\nAfter.\n"
+        "<!-- ablation -->\nold\n<!-- end of ablation -->\nEnd.\n"
+    )
     older = tmp_path / "docs" / "page" / "fig2-of-other-runs.svg"
     older.parent.mkdir(parents=True)
     older.touch()
@@ -237,7 +247,8 @@ def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None
     assert not older.exists()
     text = readme.read_text()
     assert text.startswith("Before.\n<!-- results -->\n| | EDBL, CNN |")
-    assert text.endswith("*50.0* |\n<!-- end of results -->\nAfter.\n")
+    assert "*50.0* |\n<!-- end of results -->\nAfter.\n<!-- ablation -->\n|  | CIFAR-10, 5 phases |" in text
+    assert text.endswith("| Baseline, 240 epochs | - | - |\n<!-- end of ablation -->\nEnd.\n")
     mistyped = cli("results", *places, "--results", tmp_path / "resluts")
     assert mistyped.code == 2
     assert "there is no folder of results" in mistyped.err
@@ -253,6 +264,6 @@ def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:
     made = paper.page(ROOT / "results", tmp_path / "results")
     assert made == (ROOT / "docs" / "results.md").read_text(), "run `edbl results --readme README.md`"
     readme = (ROOT / "README.md").read_text()
-    assert paper.with_headline(readme, ROOT / "results") == readme, "run `edbl results --readme README.md`"
+    assert paper.with_tables(readme, ROOT / "results") == readme, "run `edbl results --readme README.md`"
     assert paper.calibration_page(ROOT / "results") == (ROOT / "docs" / "calibration.md").read_text()
     assert {p.name for p in (tmp_path / "results").iterdir()} == {p.name for p in (ROOT / "docs/results").glob("*")}

@@ -1,8 +1,8 @@
 """What the paper leaves open, settled by experiment on training images that are held out.
 
-CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars, a tenth of the training images held out by seed. Questions are
-asked one after the other, and start from what was decided before; everything that preset `default` may change is
-written out, so that records stay comparable.
+CIFAR-100, Base-0, 5 phases, order 1993, 2000 exemplars where a question says nothing else; a tenth of the training
+images held out by seed. Questions are asked one after the other, and start from what was decided before; everything
+that preset `default` may change is written out, so that records stay comparable.
 """
 
 import re
@@ -72,10 +72,14 @@ UNMIXED: Mapping[str, object] = {"options.clean_norm": True}
 HEAD: Mapping[str, object] = {"options.balance_layers": "head", "options.balance_norm": "eval"}
 THEN_DECIDED: Mapping[str, object] = {**FIRST_DECIDED, **UNMIXED, **HEAD}
 LONGER: Mapping[str, object] = {"schedule.epochs": 120, "schedule.milestones": (48, 80, 104)}
-DECIDED: Mapping[str, object] = {**THEN_DECIDED, **LONGER}  # by all questions; preset `default`
+DECIDED: Mapping[str, object] = {**THEN_DECIDED, **LONGER}  # by all questions on Base-0; preset `default`
 ROOT: Mapping[str, object] = {"options.kd_growth": 0.5}
 RATIO: Mapping[str, object] = {"options.kd_growth": 1.0}
+SLOWER: Mapping[str, object] = {"schedule.lr": 0.03}
+SLOWEST: Mapping[str, object] = {"schedule.lr": 0.01}
 BASE_HALF: Mapping[str, object] = {"stream.protocol": "base-half", "memory": "per_class=20"}
+BASE_HALF_DECIDED: Mapping[str, object] = {**DECIDED, **BASE_HALF, **RATIO, **SLOWEST}
+TEN: Mapping[str, object] = {"stream.phases": 10}
 
 TWO_CLASSES: Mapping[str, object] = {
     "data.name": "cifar10",
@@ -234,21 +238,30 @@ QUESTIONS = (
         "Weight of distillation as the classes grow",
         "edbl",
         {"1": {}, "root of old over new classes": ROOT},
+        "1, as it was: the root makes no difference that one seed could tell.",
         start=DECIDED,
     ),
     Question(
-        "Base-half, 5 phases: weight of distillation, learning rate and epochs of later tasks",
+        "Base-half, 5 phases: weight of distillation and learning rate of later tasks",
         "edbl",
         {
-            "1; 0.1; 120": {},
-            "4; 0.1; 120": {"options.kd_weight": 4.0},
-            "root of old over new classes; 0.1; 120": ROOT,
-            "old over new classes; 0.1; 120": RATIO,
-            "1; 0.03; 120": {"schedule.lr": 0.03},
-            "root of old over new classes; 0.03; 120": {**ROOT, "schedule.lr": 0.03},
-            "old over new classes; 0.03; 120": {**RATIO, "schedule.lr": 0.03},
-            "1; 0.1; 60": {"schedule.epochs": 60, "schedule.milestones": (24, 40, 52)},
+            "1; 0.1": {},
+            "old over new classes; 0.03": {**RATIO, **SLOWER},
+            "old over new classes; 0.01": {**RATIO, **SLOWEST},
         },
+        "Old over new classes and 0.01: +4.3 and +6.0. With a rate of 0.03 CNN is as good and NME 0.7 lower. Of 14\n"
+        "other settings none was ahead of 0.01 after two of five increments.",
+        start={**DECIDED, **BASE_HALF},
+    ),
+    Question(
+        "Base-half, 10 phases: weight of distillation",
+        "edbl",
+        {
+            "root of old over new classes; 0.03": {**ROOT, **SLOWER, **TEN},
+            "old over new classes; 0.03": {**RATIO, **SLOWER, **TEN},
+        },
+        "Old over new classes, as with 5 phases: it trades 0.9 points of CNN for 0.9 of NME. A rate of 0.01 was not\n"
+        "tried here on held-out images.",
         start={**DECIDED, **BASE_HALF},
     ),
     Question(

@@ -453,7 +453,7 @@ def results_(
         raise EdblError(f"{readme} is not UTF-8: {error}") from error
     page = paper.page(results, out.with_suffix(""))
     if readme:
-        write_atomic(readme, paper.with_headline(text, results).encode())
+        write_atomic(readme, paper.with_tables(text, results).encode())
     write_atomic(out, page.encode())
     write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
     console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)

@@ -7,6 +7,7 @@ method from another publication adds its own values (`Method.paper`). ``quick`` 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from edbl.config import flatten
 from edbl.schedule import Schedule
@@ -81,6 +82,9 @@ def values(preset: str, data: str, protocol: str, phases: int, schedules: Mappin
     elif data in ("cifar10", "cifar100"):
         train, further["balance"] = CALIBRATED_SCHEDULES
         found |= CALIBRATED
+        if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
+            train = replace(train, lr=0.01)
+            found["options.kd_growth"] = 1.0
     return found | _flat(train, further)
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
@@ -16,7 +17,6 @@ from edbl.report.tables import Stat, groups
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
-MARKS = "<!-- results -->", "<!-- end of results -->"  # around the table in a README
 HEAD = """# Results
 
 Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
@@ -62,9 +62,7 @@ def keep(run: Path, results: Path, experiment: Experiment) -> None:
 
 def is_kept(folder: Path, recipe: Recipe) -> bool:
     """Tell whether a run of this recipe is among the results."""
-    if not (folder / records.RECORD).is_file():
-        return False
-    return records.read(folder).status == "done" and _learns(Recipe.read(folder / RECIPE)) == _learns(recipe)
+    return (folder / records.RECORD).is_file() and _is_of(folder, records.read(folder), recipe)
 
 
 def found(results: Path, column: Column, row: Row) -> list[Record]:
@@ -72,7 +70,12 @@ def found(results: Path, column: Column, row: Row) -> list[Record]:
     pattern = folder_of(column, row, seed=0).removesuffix("0")
     folders = sorted(results.glob(f"{pattern}*/{records.RECORD}"), key=lambda path: (len(path.parts[-2]), path))
     runs = [(path.parent, records.read(path.parent)) for path in folders]
-    return [run for folder, run in runs if is_kept(folder, recipe_of(column, row, run.seed))]
+    return [run for folder, run in runs if _is_of(folder, run, recipe_of(column, row, run.seed))]
+
+
+def _is_of(folder: Path, run: Record, recipe: Recipe) -> bool:
+    """Tell whether a run in ``folder`` is done, and of this recipe."""
+    return run.status == "done" and _learns(Recipe.read(folder / RECIPE)) == _learns(recipe)
 
 
 def _learns(recipe: Recipe) -> dict[str, object]:
@@ -178,6 +181,8 @@ def page(results: Path, figures: Path) -> str:
         parts.append(f"## {experiment.title}\n\n```console no-run\n$ edbl reproduce {experiment.name}\n```\n")
         if experiment.drawn == "table":
             parts.append(table(experiment, results) + "\n")
+            if experiment.name == "table3":
+                parts.append(f"Average incremental accuracy, CNN and NME:\n\n{ablation(results)}\n")
         else:
             names = figure(experiment, results, figures)
             parts.append("\n".join(f"![{name}]({figures.name}/{name})" for name in names) or "Not run yet.")
@@ -209,13 +214,24 @@ def headline(results: Path) -> str:
     return "\n".join(lines)
 
 
-def with_headline(text: str, results: Path) -> str:
-    """Return a README whose table between `MARKS` is that of `headline`."""
-    before, begin, rest = text.partition(MARKS[0])
-    _, end, after = rest.partition(MARKS[1])
-    if not (begin and end):
-        raise EdblError(f"there is no place for the table: put {MARKS[0]} and {MARKS[1]} on lines of their own")
-    return f"{before}{begin}\n{headline(results)}\n{end}{after}"
+def ablation(results: Path) -> str:
+    """Return the average accuracy of Table 3's rows by both read-outs."""
+    shown = EXPERIMENTS["table3"]
+    rows = tuple(replace(row, label=row.label.removesuffix("-CNN")) for row in shown.rows)
+    return table(replace(shown, number="readouts", rows=rows), results)
+
+
+def with_tables(text: str, results: Path) -> str:
+    """Return a README whose tables between marks are those of these results."""
+    for name, make in {"results": headline, "ablation": ablation}.items():
+        marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        before, begin, rest = text.partition(marks[0])
+        _, end, after = rest.partition(marks[1])
+        if begin and end:
+            text = f"{before}{begin}\n{make(results)}\n{end}{after}"
+        elif name == "results":
+            raise EdblError(f"there is no place for the table: put {marks[0]} and {marks[1]} on lines of their own")
+    return text
 
 
 def _runs(results: Path) -> str:
