@@ -427,6 +427,13 @@ def test_a_name_that_is_no_text_can_be_printed(tmp_path: Path) -> None:
     assert "a/\\udcff.png (empty file)" in message(tmp_path).encode().decode()
 
 
+def test_a_name_does_not_move_the_cursor(tmp_path: Path) -> None:
+    fill(tmp_path, {"a": 2, "b\x1b[2J": 2})
+    (tmp_path / "a" / "1\x1b[31m\n猫\x9b.png").write_bytes(b"")
+    assert "a/1\\x1b[31m\\n猫\\x9b.png (empty file)" in message(tmp_path)
+    assert load_folder(tmp_path, skip_bad=True).classes == ("a", "b\\x1b[2J")
+
+
 def test_in_threads_keeps_the_order_and_passes_errors_on() -> None:
     assert in_threads(lambda n: n * n, range(20), "squares") == [n * n for n in range(20)]
     with pytest.raises(ZeroDivisionError):

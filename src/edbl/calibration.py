@@ -80,6 +80,9 @@ SLOWEST: Mapping[str, object] = {"schedule.lr": 0.01}
 BASE_HALF: Mapping[str, object] = {"stream.protocol": "base-half", "memory": "per_class=20"}
 BASE_HALF_DECIDED: Mapping[str, object] = {**DECIDED, **BASE_HALF, **RATIO, **SLOWEST}
 TEN: Mapping[str, object] = {"stream.phases": 10}
+TWO: Mapping[str, object] = {"stream.phases": 2}
+CIFAR_10: Mapping[str, object] = {"data.name": "cifar10", "stream.order": "natural", "memory": "total=200"}
+FEW_OLD: Mapping[str, object] = {"options.min_old": 1}  # as many as there are, and one at least
 
 TWO_CLASSES: Mapping[str, object] = {
     "data.name": "cifar10",
@@ -230,9 +233,21 @@ QUESTIONS = (
     Question(
         "Least number of old images in a batch",
         "edbl",
-        {"32": {}, "64": {"options.min_old": 64}},
+        {"32": {}, "64": {"options.min_old": 64}, "1": FEW_OLD},
         "32, as printed: 64 makes no difference by CNN and loses 0.4 by NME.",
         start=THEN_DECIDED,
+    ),
+    Question(
+        "CIFAR-10, 5 phases: least number of old images in a batch",
+        "edbl",
+        {"32": {}, "4": {"options.min_old": 4}, "1": FEW_OLD},
+        start={**DECIDED, **CIFAR_10},
+    ),
+    Question(
+        "CIFAR-10, 2 phases: least number of old images in a batch",
+        "edbl",
+        {"32": TWO, "1": {**FEW_OLD, **TWO}},
+        start={**DECIDED, **CIFAR_10},
     ),
     Question(
         "Weight of distillation as the classes grow",

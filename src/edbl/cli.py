@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -393,10 +392,9 @@ def reproduce(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
-    from edbl.engine.many import Job, check_data, run_many
+    from edbl.engine.many import Job, run_many
     from edbl.engine.many import at_once as usual
     from edbl.experiments import planned
-    from edbl.files import lock
     from edbl.report import paper
 
     experiments = paper.find(name)
@@ -410,12 +408,6 @@ def reproduce(
         raise EdblError(f"{name} has nothing on {data}")
     missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
     jobs = [Job(p.recipe, runs / p.folder) for p in missing]
-    if not resume:
-        check_data([job.recipe.data for job in jobs], data_dir)
-        for job in jobs:
-            if job.folder.is_dir():
-                with lock(job.folder):
-                    shutil.rmtree(job.folder, ignore_errors=True)
     if jobs:
         workers = min(at_once or usual("auto"), len(jobs))
 
@@ -424,7 +416,7 @@ def reproduce(
 
         otherwise = "use --no-resume to begin all anew, or another --runs"
         with _many():
-            run_many(jobs, workers, console, data_dir, done, otherwise)
+            run_many(jobs, workers, console, data_dir, done, otherwise, anew=not resume)
     for experiment in experiments:
         console.print(Markdown(paper.shown(experiment, results)))
         for figure in paper.figure(experiment, results, runs):

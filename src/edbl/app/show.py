@@ -13,7 +13,7 @@ from rich.table import Table
 from edbl.app import bundle as store
 from edbl.app.bundle import Bundle, Event, Readout, Score
 from edbl.app.predict import Prediction
-from edbl.data.folder import count, shown
+from edbl.data.folder import as_text, count, shown
 
 ROWS = 40  # classes in a table before only the worst are shown
 READOUTS: tuple[Readout, ...] = ("cnn", "nme")
@@ -148,7 +148,7 @@ def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
 
 def prediction_values(p: Prediction, readout: Readout) -> dict[str, Any]:
     """Return a prediction for programs."""
-    values: dict[str, Any] = {"image": shown(p.path)}
+    values: dict[str, Any] = {"image": as_text(p.path)}
     if p.bad:
         return {**values, "error": p.bad}
     return {**values, "readout": readout, "classes": [{"class": n, "score": round(v, 6)} for n, v in p.best]}
@@ -161,7 +161,7 @@ def csv_heading(top: int) -> list[str]:
 
 def csv_row(p: Prediction) -> list[str]:
     """Return a prediction as the cells of a line."""
-    return [shown(p.path), *(cell for name, score in p.best for cell in (name, f"{score:.6f}"))]
+    return [as_text(p.path), *(cell for name, score in p.best for cell in (name, f"{score:.6f}"))]
 
 
 def _readout(bundle: Bundle) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import time
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -337,7 +338,11 @@ def first(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def shown(name: str | Path) -> str:
-    """Return a name that can be printed."""
-    # A file name that is no valid text must not break the terminal or the report it is written to.
+def as_text(name: str | Path) -> str:
+    """Return a name, which need not be valid text, as such."""
     return str(name).encode(errors="backslashreplace").decode()
+
+
+def shown(name: str | Path) -> str:
+    """Return a name that can be printed: what it holds must not move a terminal's cursor, or break a report."""
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in as_text(name))

@@ -4,6 +4,7 @@ Each run has a process to itself, so that one that fails takes no other with it.
 through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle.
 """
 
+import ctypes
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from multiprocessing.sharedctypes import SynchronizedArray
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from edbl.engine import environment
 from edbl.engine.progress import Count
 from edbl.engine.run import is_free, resume, run
 from edbl.errors import EdblError
+from edbl.files import lock
 from edbl.recipe import RECIPE, DataSettings, Recipe
 from edbl.records import Record
 
@@ -49,7 +50,7 @@ class Job(NamedTuple):
 class _Shared(Count):
     """Tell another process how far a run has come."""
 
-    def __init__(self, shares: "SynchronizedArray[float]", place: int) -> None:
+    def __init__(self, shares: "ctypes.Array[ctypes.c_double]", place: int) -> None:
         super().__init__()
         self.shares, self.place = shares, place
 
@@ -63,10 +64,10 @@ class _NoGpu(RuntimeError):
     """The GPU that the others have is not there for this process."""
 
 
-_shares: "SynchronizedArray[float]"  # of each job that is done; set in each worker process
+_shares: "ctypes.Array[ctypes.c_double]"  # of each job that is done; set in each worker process
 
 
-def _begin(shares: "SynchronizedArray[float]", threads: int) -> None:
+def _begin(shares: "ctypes.Array[ctypes.c_double]", threads: int) -> None:
     global _shares
     _shares = shares
     torch.set_num_threads(threads)
@@ -103,14 +104,21 @@ def run_many(
     data_dir: Path | None = None,
     done: Callable[[Job], None] = lambda _: None,
     otherwise: str = "use another --out",
+    anew: bool = False,
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
     ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
+    ``anew`` makes all of them again, from their beginning.
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
-    check_data([job.recipe.data for job in jobs if not _is_done(job, otherwise)], data_dir)
+    _check_data([job.recipe.data for job in jobs if anew or not _is_done(job, otherwise)], data_dir)
+    if anew:
+        for job in jobs:
+            if job.folder.is_dir():
+                with lock(job.folder):
+                    shutil.rmtree(job.folder, ignore_errors=True)
     names = _names(jobs)
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
@@ -153,7 +161,7 @@ def _ended(
 ) -> Iterator[tuple[int, BaseException | None]]:
     """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
-    shares = context.Array("d", len(jobs))
+    shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
     threads = max(1, (os.cpu_count() or 1) // workers)
     with (
         shared_gpu() if gpu else nullcontext(),
@@ -204,7 +212,7 @@ def _is_done(job: Job, otherwise: str) -> bool:
     return found.status == "done"
 
 
-def check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
+def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
     """Refuse data that cannot be loaded, here and once rather than in every run."""
     errors = []
     for name in dict.fromkeys(data.name for data in wanted if not datasets.is_folder(data.name)):  # may take minutes

@@ -101,8 +101,7 @@ class CorrectedHead(LinearHead):
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes, not corrected yet; the others stay uncorrected from now on."""
         super().grow(new, generator)
-        with torch.no_grad():
-            self.correction.copy_(torch.tensor([1.0, 0.0]))
+        self._correct_nothing()
 
     def remove(self, number: int) -> None:
         """Remove a class; if it was the last of the newest task, no others become the corrected ones."""
@@ -110,8 +109,11 @@ class CorrectedHead(LinearHead):
         newest = number >= self.classes - self.sizes[-1]
         super().remove(number)
         if newest and len(self.sizes) < tasks:
-            with torch.no_grad():
-                self.correction.copy_(torch.tensor([1.0, 0.0]))
+            self._correct_nothing()
+
+    def _correct_nothing(self) -> None:
+        with torch.no_grad():
+            self.correction.copy_(torch.tensor([1.0, 0.0]))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
