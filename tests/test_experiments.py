@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edbl import EdblError, records, run
-from edbl.calibration import BASE, BASE_HALF_DECIDED, DECIDED, EDBL
+from edbl.calibration import BASE, BASE_HALF, DECIDED, EDBL, RATIO, SLOWEST
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
 from edbl.files import lock
 from edbl.methods.balancing import Balancing
@@ -83,7 +83,10 @@ def test_questions_of_the_calibration() -> None:
 @pytest.mark.parametrize("preset", ["default", "aligned"])
 @pytest.mark.parametrize(
     ("settings", "decided"),
-    [({"memory": "total=2000"}, DECIDED), ({"stream.protocol": "base-half"}, BASE_HALF_DECIDED)],
+    [
+        ({"memory": "total=2000"}, DECIDED),
+        ({"stream.protocol": "base-half"}, {**DECIDED, **BASE_HALF, **RATIO, **SLOWEST}),
+    ],
 )
 def test_preset_default_is_what_calibration_decided(
     data: str, preset: str, settings: dict[str, object], decided: Mapping[str, object]

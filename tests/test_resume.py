@@ -128,6 +128,14 @@ def test_a_record_tells_of_two_versions(tmp_path: Path, monkeypatch: pytest.Monk
     assert record.notes[-1] == f"from task 2 on by commit {'b' * 40}"
 
 
+def test_a_record_tells_of_two_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = killed(tmp_path / "run", task=1, phase="train", epoch=2)
+    device = records.read(folder).device
+    monkeypatch.setattr("edbl.engine.environment.describe", lambda device: "another")
+    record = resume(folder)
+    assert (record.device, record.notes[-1]) == (device, "from task 2 on with another")
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "json", "json values", "delete"])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path, whole: Record, damage: str) -> None:
     folder = killed(tmp_path / "run", 1, "train", 3)

@@ -78,7 +78,6 @@ RATIO: Mapping[str, object] = {"options.kd_growth": 1.0}
 SLOWER: Mapping[str, object] = {"schedule.lr": 0.03}
 SLOWEST: Mapping[str, object] = {"schedule.lr": 0.01}
 BASE_HALF: Mapping[str, object] = {"stream.protocol": "base-half", "memory": "per_class=20"}
-BASE_HALF_DECIDED: Mapping[str, object] = {**DECIDED, **BASE_HALF, **RATIO, **SLOWEST}
 TEN: Mapping[str, object] = {"stream.phases": 10}
 TWO: Mapping[str, object] = {"stream.phases": 2}
 CIFAR_10: Mapping[str, object] = {"data.name": "cifar10", "stream.order": "natural", "memory": "total=200"}

@@ -62,8 +62,11 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
         raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
-    if (now := environment.commit()) != record.commit:
-        record.notes = [*record.notes, f"from task {len(record.seconds) + 1} on by commit {now or 'unknown'}"]
+    since = f"from task {len(record.seconds) + 1} on"
+    if (commit := environment.commit()) != record.commit:
+        record.notes = [*record.notes, f"{since} by commit {commit or 'unknown'}"]
+    if (device := environment.describe(session.learner.device)) != record.device:
+        record.notes = [*record.notes, f"{since} with {device}"]
     with lock(folder):
         sweep(folder)
         return session.go(folder, record)
