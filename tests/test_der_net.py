@@ -139,6 +139,16 @@ def method_of(net: ExpandingNet, **options: object) -> DERNet:
     return DERNet(net, Memory(Budget("total", 12)), config, Schedule(), Optim(), lambda images: images.x)
 
 
+def test_the_auxiliary_head_learns_as_fast_as_the_head() -> None:
+    method, task = begun([4, 4], [9, 9])
+    phase = next(iter(method.phases(task)))
+    slow = set(phase.backbone)
+    assert slow == set(method.net.backbone.parameters())
+    assert method.net.aux is not None
+    assert slow.isdisjoint(method.net.aux.parameters())
+    assert set(method.net.aux.parameters()) <= set(phase.params)
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_old_backbones_stay_in_evaluation_mode(mode: bool) -> None:
     net = grown(2, 2, 2)

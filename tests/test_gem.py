@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edbl import Recipe
 from edbl.data.mixing import Batch, unmixed
+from edbl.data.stream import Task
 from edbl.methods.base import Phase
 from edbl.methods.gem import GEM, Parts, minimise, project
 from tests.test_methods_unit import a_batch, images_of, make, seeded, task_of
@@ -244,6 +245,16 @@ def literal(logits: Tensor, y: Tensor, classes: range) -> float:
 def batch_of(phase: Phase, classes: int) -> Batch:
     images = phase.draw.data[phase.draw.sampler(seeded(9))[0]]
     return Batch(images.x.float() / 255, torch.eye(classes)[images.y])
+
+
+def test_there_is_no_mask_where_all_classes_are_learnt_again() -> None:
+    method = gem_of([2, 3], [4] * 5, masked=True)
+    images = method.memory.images
+    (phase,) = method.phases(Task(2, 0, 5, images, images, images))
+    method.net.eval()
+    batch = Batch(images.x.float() / 255, torch.eye(5)[images.y])
+    expected = literal(method.net(batch.x).logits, batch.y, range(5))
+    assert phase.loss(batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -374,10 +374,6 @@ def test_no_gradient_reaches_the_teacher() -> None:
     assert all(p.grad is None for p in method.teacher.net.parameters())
 
 
-def test_weight_of_distillation_without_new_classes() -> None:
-    assert balancing_method("edbl", {"kd_weight": 0.5, "kd_growth": 1.0}).kd_weight(old=4, seen=4) == 2.0
-
-
 @pytest.mark.parametrize("kd_weight", [0.0, 1.0, 2.5])
 @pytest.mark.parametrize(("scale", "growth"), [("t2", 0.0), ("none", 0.0), ("t2", 0.5), ("none", 1.0)])
 def test_training_loss_is_eq_2_plus_weighted_eq_3(kd_weight: float, scale: str, growth: float) -> None:

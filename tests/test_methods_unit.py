@@ -127,7 +127,7 @@ def test_explicit_rounds_and_the_cap() -> None:
     task = task_of(2, [40, 40])
     for options, rounds in (
         ({"rounds": 3}, 3),
-        ({"rounds": 3, "max_rounds": 2}, 2),
+        ({"rounds": 3, "max_rounds": 2}, 3),
         ({"rounds": 40, "max_rounds": 0}, 40),
         ({}, 10),
         ({"max_rounds": 7}, 7),
@@ -248,12 +248,23 @@ def test_first_task_without_mixup(name: str) -> None:
     assert later.draw(after_first_task(later, [3, 3], [9, 9])).mixing is not unmixed
 
 
+@pytest.mark.parametrize("restart", [True, False])
+def test_joint_trains_fresh_weights_as_those_of_a_first_task(restart: bool) -> None:
+    method = make("joint", restart=restart)
+    method.first = FirstTask(task_epochs=9, task_lr=0.3, task_weight_decay=0.5)
+    (phase,) = method.phases(task_of(2, [9, 9]))
+    told = phase.schedule.epochs, phase.schedule.lr, phase.optim.weight_decay
+    assert told == ((9, 0.3, 0.5) if restart else (TRAIN.epochs, TRAIN.lr, Optim().weight_decay))
+    assert method.epochs(first=False) == phase.schedule.epochs
+
+
 def test_the_first_task_may_have_values_of_its_own() -> None:
     later, optim = Schedule(10, 0.1, (5,)), Optim(weight_decay=2e-4)
     assert FirstTask().schedule(later) == later
     assert FirstTask().optim(optim) == optim
     assert FirstTask(task_lr=0.3).schedule(later) == Schedule(10, 0.3, (5,))
     assert FirstTask(task_epochs=4, task_milestones=(2,)).schedule(later) == Schedule(4, 0.1, (2,))
+    assert FirstTask(task_epochs=20).schedule(later) == Schedule(20, 0.1, (10,))
     assert FirstTask(task_weight_decay=1e-3).optim(optim) == Optim(weight_decay=1e-3)
     method = make("rkd")
     method.first = FirstTask(task_epochs=4, task_lr=0.3)

@@ -98,6 +98,15 @@ def test_ratio_of_beta_1_is_uniform() -> None:
         assert (draws < edge).double().mean().item() == pytest.approx(edge, abs=0.012)
 
 
+@pytest.mark.parametrize(("beta", "middle"), [(0.001, 0.0022), (0.01, 0.022), (0.05, 0.104)])
+def test_ratio_of_a_small_beta_is_nearly_always_at_the_ends(beta: float, middle: float) -> None:
+    """``middle`` is the share between 0.1 and 0.9: beta / 2 times the integral of 1 / (x (1 - x)), nearly."""
+    draws = Ratio(beta, "sample").draw(1, 200_000, seeded())
+    assert draws.isfinite().all()
+    assert ((draws > 0.1) & (draws < 0.9)).double().mean().item() == pytest.approx(middle, rel=0.15)
+    assert draws.mean().item() == pytest.approx(0.5, abs=0.01)
+
+
 def test_ratio_of_beta_below_1_is_mostly_near_the_ends() -> None:
     draws = Ratio(0.4, "sample").draw(1, 40_000, seeded())
     grid = (torch.arange(2_000_000, dtype=torch.float64) + 0.5) / 2_000_000

@@ -100,6 +100,11 @@ def test_alignment_number_by_number(norm: Norm, old: int, new: int) -> None:
     assert alignment(weight, old, norm).item() == pytest.approx(expected)
 
 
+def test_weights_of_zero_stay() -> None:
+    weight = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+    assert alignment(weight, 1, "l2").item() == 1
+
+
 def train(method: WA, task: Task, bias: float) -> Tensor:
     """Go through the phases as the engine does; training plants a bias of norms. Return the weights it leaves."""
     for _ in method.phases(task):

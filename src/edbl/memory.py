@@ -79,7 +79,7 @@ class Memory:
         """Herd exemplars anew from what is kept of some classes, which may be more than their quota."""
         quotas, chosen = self.budget.quotas(len(self.classes)), sorted(classes)
         if chosen:
-            best = _best(self.images, chosen, [quotas[k] for k in chosen], features)
+            best = _best(self.images.of(chosen), chosen, [quotas[k] for k in chosen], features)
             for k, images in zip(chosen, best, strict=True):
                 self.classes[k] = images
 
@@ -96,7 +96,7 @@ class Memory:
         The outcome is distributed as if image i had entered with probability K / i in place of a random one. Where the
         budget grows with the classes, new images also take what places the kept ones leave empty.
         """
-        seen = int(new.y.max()) + 1
+        seen = max(len(self.classes), int(new.y.max()) + 1)
         size = sum(self.budget.quotas(seen))
         shuffled = torch.randperm(before + len(new), generator=generator, device=generator.device)
         enter = int((shuffled[:size] >= before).sum())

@@ -51,14 +51,15 @@ class FirstTask:
     """What the first task does otherwise than the later ones; 0 means as they do."""
 
     task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0)
-    task_milestones: tuple[int, ...] = option((), "its milestones, where first.task_epochs is given")
+    task_milestones: tuple[int, ...] = option((), "its milestones, with task_epochs; none: as later ones, scaled")
     task_lr: float = option(0.0, "its learning rate; 0 means schedule.lr", least=0)
     task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)
 
     def schedule(self, later: Schedule) -> Schedule:
         """Return the schedule of the first task, given that of later ones."""
         rate = replace(later, lr=self.task_lr or later.lr)
-        return replace(rate, epochs=self.task_epochs, milestones=self.task_milestones) if self.task_epochs else rate
+        own = rate.scaled(self.task_epochs) if self.task_epochs else rate
+        return replace(own, milestones=self.task_milestones) if self.task_epochs and self.task_milestones else own
 
     def optim(self, later: Optim) -> Optim:
         """Return the optimiser of the first task, given that of later ones."""

@@ -13,7 +13,7 @@ from edbl.data.stream import Task
 from edbl.engine import environment
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import class_means, distances, outputs
-from edbl.engine.learner import Learner
+from edbl.engine.learner import CPU, Learner
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
 from edbl.memory import Memory
@@ -68,15 +68,26 @@ class Model:
         number = {name: k for k, name in enumerate(self.names)}
         images = Images(x, torch.tensor([number[name] for name in names])).to(self.learner.device)
         more, train = images.of(range(known)), images.of(range(known, len(self.names)))
+        before = list(self.memory.classes)
         self._remember(more)
+        pools = {k: self.memory.classes[k] for k in set(more.y.tolist())}
         with tempfile.TemporaryDirectory() as folder:
             saved = Checkpoints(checkpoints or Path(folder))
             if new:
                 task = Task(self.increments, known, len(new), train, train, train, self.seen_images)
                 self.learner.learn(task, saved)
             else:
-                self._refresh(saved)
-        self.memory.choose_again(set(more.y.tolist()), self.learner.features)
+                everything = self.memory.images
+                again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
+                self.learner.refresh(again, saved)
+        if self.method.keeps != "reservoir":
+            for k, pool in pools.items():  # an increment's new classes may have cut it
+                self.memory.classes[k] = pool
+            self.memory.choose_again(pools, self.learner.features)
+        elif not new:
+            self.memory.classes = before
+            generator = self.learner.seeds.generator(CPU, "task", self.increments, "reservoir")
+            self.memory.reservoir(more, self.seen_images, generator)
         self.seen_images += len(images)
         self.increments += 1
 
@@ -84,13 +95,6 @@ class Model:
         """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""
         classes = self.memory.classes
         self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(classes)]
-
-    def _refresh(self, checkpoints: Checkpoints) -> None:
-        """Learn known classes again, from the memory, as if they were those of a first task."""
-        images = self.memory.images
-        task = Task(self.increments, 0, len(self.names), images, images, images, self.seen_images)
-        self.method.teacher = None
-        self.learner.train(task, 0, next(self.method.phases(task)), {}, checkpoints)
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:

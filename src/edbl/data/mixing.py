@@ -33,13 +33,15 @@ class Ratio:
 
     def draw(self, passes: int, size: int, generator: Generator) -> Tensor:
         """Return the ratios of ``passes`` passes of ``size`` samples each, ``[passes * size]``."""
-        shape = (passes, 1) if self.per == "pass" else (passes, size)
+        device, shape = generator.device, (passes, 1) if self.per == "pass" else (passes, size)
         if self.beta == 1:
-            ratio = torch.rand(shape, generator=generator, device=generator.device)
+            ratio = torch.rand(shape, generator=generator, device=device)
         else:
-            gammas = torch.full((2, *shape), self.beta, device=generator.device)
-            first, second = torch._standard_gamma(gammas, generator=generator)
-            ratio = first / (first + second)
+            # Two gamma variates by their logarithms: themselves they would be 0 where beta is small.
+            larger = torch._standard_gamma(torch.full((2, *shape), self.beta + 1, device=device), generator=generator)
+            uniform = 1 - torch.rand(2, *shape, generator=generator, device=device)  # never 0
+            first, second = larger.log() + uniform.log() / self.beta
+            ratio = torch.sigmoid(first - second)
         return ratio.expand(passes, size).flatten()
 
 
@@ -56,7 +58,7 @@ def mix(batch: Batch, anchors: Tensor, partners: Tensor, ratio: Tensor, of_label
 
 @dataclass(frozen=True)
 class VanillaMixup:
-    """Mix each image with another of its batch, whatever their classes."""
+    """Mix each image with a random one of its batch, whatever their classes."""
 
     ratio: Ratio
 

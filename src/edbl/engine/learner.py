@@ -17,7 +17,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
-from edbl.methods.base import Phase
+from edbl.methods.base import Draw, Phase
 from edbl.nets import backbones
 from edbl.nets.backbones import Backbone
 from edbl.recipe import Recipe
@@ -98,8 +98,7 @@ class Learner:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         timings: dict[str, float] = {}
         losses: dict[str, list[float]] = {}
-        self.net.load_state_dict(self.learnt, strict=False)  # a teacher is shown what it has learnt from
-        self.learnt = {}
+        self._as_learnt()
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         clean = self.method.clean(task)  # before a phase may change the memory
         try:
@@ -110,12 +109,29 @@ class Learner:
             raise EdblError(hint) from error
         if clean:
             with stopwatch(timings, "clean"):
-                self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
-                self.loop.show(self.net, clean, ("task", task.index, "clean"))
+                self._show(task, clean)
         self.progress.busy("choosing exemplars")
         with stopwatch(timings, "memory"):
             self.method.end(task)
         return timings, losses
+
+    def refresh(self, task: Task, checkpoints: Checkpoints) -> None:
+        """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
+        self._as_learnt()
+        self.method.teacher = None
+        self.train(task, 0, next(self.method.phases(task)), {}, checkpoints)
+        if clean := self.method.clean(task):
+            self._show(task, clean)
+
+    def _as_learnt(self) -> None:
+        """Give batch normalisation the statistics of what it was trained on, which a teacher is shown too."""
+        self.net.load_state_dict(self.learnt, strict=False)
+        self.learnt = {}
+
+    def _show(self, task: Task, clean: Draw) -> None:
+        """Give batch normalisation the statistics of unmixed images, and keep those it was trained on."""
+        self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
+        self.loop.show(self.net, clean, ("task", task.index, "clean"))
 
     def train(
         self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints

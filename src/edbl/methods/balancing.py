@@ -30,7 +30,7 @@ class Balancing(RKD):
 
         gamma: float = option(100.0, "scale of the class weights lambda_k (Table 6)", least=0)
         epsilon: float = option(1e-3, "added to the influence factor before dividing by it (A9)", least=0)
-        detach: bool = option(True, "treat the influence factor as a constant in the gradient (A10)")
+        detach: bool = option(False, "treat the influence factor as a constant in the gradient (A10)")
         counts: Literal["raw", "effective"] = option("effective", "n_k: images, or label mass after re-sampling (A6)")
         weight_sum: Literal["classes", "one"] = option("classes", "lambda_k sum to gamma times classes, or gamma (A5)")
         weight_place: Literal["inside", "outside"] = option(

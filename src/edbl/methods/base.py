@@ -113,16 +113,18 @@ class Method:
 
     def main_phase(self, task: Task, draw: Draw) -> Phase:
         """Return the phase that trains the whole net by `loss`; the first task may have a schedule of its own."""
-        if task.old:
-            return self.phase("train", draw, self.schedule, self.loss)
+        return self.phase("train", draw, self.schedule, self.loss) if task.old else self.first_phase(draw)
+
+    def first_phase(self, draw: Draw) -> Phase:
+        """Return the phase that trains the whole net by `loss` from fresh weights."""
         phase = self.phase("train", draw, self.first.schedule(self.schedule), self.loss)
         return replace(phase, optim=self.first.optim(self.optim))
 
     def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
         """Return a phase that trains all of the net that can learn."""
         params = [p for p in self.net.parameters() if p.requires_grad]
-        head = set(self.net.head.parameters())
-        backbone = [p for p in params if p not in head]
+        slow = set(self.net.backbone.parameters())
+        backbone = [p for p in params if p in slow]
         train_mode = not self.optim.fixed_norm
         return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone, train_mode=train_mode)
 

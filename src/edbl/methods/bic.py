@@ -45,11 +45,16 @@ class BiC(Method):
     config: Config
 
     @property
-    def correction(self) -> nn.Parameter:
-        """The two numbers, beta and gamma."""
+    def corrected_head(self) -> CorrectedHead:
+        """The net's head."""
         if not isinstance(self.net.head, CorrectedHead):
             raise TypeError("bic needs a head that corrects; make its net by BiC.build")
-        return self.net.head.correction
+        return self.net.head
+
+    @property
+    def correction(self) -> nn.Parameter:
+        """The two numbers, beta and gamma."""
+        return self.corrected_head.correction
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; from the second on hold images of all classes out."""
@@ -68,9 +73,11 @@ class BiC(Method):
         return super().epochs(first) + (0 if first else self.config.bias.epochs)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        """Yield the usual phase, then that of the correction, if old classes have images for it."""
+        """Yield the usual phase, then that of the correction, if both old and new classes have images for it."""
+        if not task.old:
+            self.corrected_head.correct_nothing()
         yield from super().phases(task)
-        if task.old and (self.held.y < task.old).any():
+        if task.old and (self.held.y < task.old).any() and (self.held.y >= task.old).any():
             draw = Draw(self.held, Uniform(len(self.held), self.optim.batch))
             phase = self.phase("bias", draw, self.config.bias, self.bias_loss)
             optim = replace(self.optim, weight_decay=0.0)

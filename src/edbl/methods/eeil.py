@@ -80,7 +80,7 @@ class EEIL(Method):
             yield self.noisy(replace(tune, teacher=before))
 
     def balanced(self, task: Task) -> Images:
-        """Return all exemplars and, chosen alike, as many images of each new class."""
+        """Return as many exemplars of each class as there are in the mean, and, chosen alike, of each new class."""
         each = max(1, len(self.memory) // task.old)
         chosen = Memory(Budget("per_class", each))
         chosen.classes = list(self.memory.classes)

@@ -18,7 +18,6 @@ class IB(Balancing):
     class Config(Balancing.Config):
         """Settings: as released, the factor is not detached (A10); no distillation in the balancing phase."""
 
-        detach: bool = option(False, "treat the influence factor as a constant in the gradient (A10)")
         balance_kd_weight: float = option(0.0, "weight gamma_2 of distillation in the balancing phase (A4)", least=0)
 
     config: Config

@@ -28,7 +28,6 @@ class IIBKD(Balancing):
         factor_over: Literal["old", "all"] = option(
             "old", "old part of f^t in the factor: softmax over old or all (A8)"
         )
-        detach: bool = option(False, "treat the influence factor as a constant in the gradient (A10)")
 
     config: Config
 

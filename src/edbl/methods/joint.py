@@ -7,7 +7,7 @@ from torch import Generator
 from edbl.config import option
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
-from edbl.methods.base import Draw, Method
+from edbl.methods.base import Draw, Method, Phase
 
 
 class Joint(Method):
@@ -34,6 +34,14 @@ class Joint(Method):
         if self.config.restart:
             self.net.restart(generator)
         self.net.grow(task.seen - self.net.head.classes, generator)
+
+    def main_phase(self, task: Task, draw: Draw) -> Phase:
+        """Return the phase that trains the whole net; fresh weights take the schedule of a first task."""
+        return self.first_phase(draw) if self.config.restart else super().main_phase(task, draw)
+
+    def epochs(self, first: bool) -> int:
+        """Return how many epochs a task takes."""
+        return super().epochs(first or self.config.restart)
 
     def draw(self, task: Task) -> Draw:
         """Return all images of all seen classes."""

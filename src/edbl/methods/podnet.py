@@ -14,6 +14,7 @@ from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
+from edbl.errors import EdblError
 from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.lucir import less_forget
 from edbl.nets.backbones import Backbone
@@ -70,6 +71,8 @@ class PODNet(Method):
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; proxies of new classes point along centres of their normalised features."""
+        if not self.net.backbone.ends:
+            raise EdblError("podnet distils what blocks of the backbone return, and this one has none; use another")
         super().begin(task, generator)
         if task.old:
             vectors, labels = F.normalize(self.features(task.train)), task.train.y - task.old

@@ -35,14 +35,16 @@ class ReMKD(VanillaMKD):
         rounds: int = option(
             0, "passes over the old images; 0 means N/2, from images per new and old class (A1)", least=0
         )
-        max_rounds: int = option(16, "most passes over the old images; 0 means no limit (A2)", least=0)
+        max_rounds: int = option(16, "most passes if rounds is 0; 0 means no limit (A2)", least=0)
 
     config: Config
 
     def rounds(self, task: Task) -> int:
         """Return ``N / 2``, N being images per new class over exemplars per old class (A1)."""
+        if self.config.rounds:
+            return self.config.rounds
         above, below = len(task.train) * task.old, len(self.memory) * task.new  # N = above / below
-        rounds = self.config.rounds or max(1, (above + below) // (2 * below))  # N / 2, halves rounded up
+        rounds = max(1, (above + below) // (2 * below))  # N / 2, halves rounded up
         return min(rounds, self.config.max_rounds or rounds)
 
     def draw(self, task: Task) -> Draw:

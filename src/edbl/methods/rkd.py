@@ -49,5 +49,5 @@ class RKD(Method):
         return loss.mean()
 
     def kd_weight(self, old: int, seen: int) -> float:
-        """Return gamma_1 for a task; one without new classes counts as one with a single new class."""
-        return self.config.kd_weight * math.pow(old / max(1, seen - old), self.config.kd_growth)
+        """Return gamma_1 for a task."""
+        return self.config.kd_weight * math.pow(old / (seen - old), self.config.kd_growth)

@@ -64,8 +64,9 @@ class TPCIL(Method):
         super().begin(task, generator)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        """Yield one phase; a first task has no graph to keep, even where another came before it."""
-        self.anchors = self.anchors if task.old else None
+        """Yield one phase; where all classes are learnt again, as a first task, there is no graph to keep."""
+        if not task.old:
+            self.anchors = None
         yield from super().phases(task)
 
     def loss(self, batch: Batch) -> Tensor:

@@ -53,8 +53,8 @@ class WA(Method):
             weight[task.old :] *= alignment(weight, task.old, self.config.norm)
 
     def clip(self) -> None:
-        """Lift negative weights of the head to zero, where that is wanted."""
-        if self.config.clip:
+        """Lift negative weights of the head to zero, where that is wanted and no feature is negative."""
+        if self.config.clip and self.net.backbone.last_relu:
             self.net.head.weight.data.clamp_(min=0)
 
     def loss(self, batch: Batch) -> Tensor:
@@ -74,6 +74,7 @@ class WA(Method):
 
 
 def alignment(weight: Tensor, old: int, norm: Literal["l2", "l1"]) -> Tensor:
-    """Return gamma: the mean norm of the rows of ``old`` classes over that of the new ones, a scalar."""
+    """Return gamma: the mean norm of the rows of ``old`` classes over that of the new ones, or 1 if that is 0."""
     norms: Tensor = linalg.vector_norm(weight, 1 if norm == "l1" else 2, dim=1)
-    return norms[:old].mean() / norms[old:].mean()
+    new = norms[old:].mean()
+    return (norms[:old].mean() / new).where(new > 0, 1.0)

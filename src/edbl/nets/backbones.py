@@ -133,6 +133,7 @@ class Given(nn.Module):
     """Vectors that are features already, such as those of a frozen network."""
 
     ends = ()
+    last_relu = False
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -147,6 +148,7 @@ class Foreign(nn.Module):
     """A network of another library; what its blocks return cannot be watched, and its last ReLU, if any, stays."""
 
     ends = ()
+    last_relu = False
 
     def __init__(self, net: nn.Module, width: int) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ class CorrectedHead(LinearHead):
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes, not corrected yet; the others stay uncorrected from now on."""
         super().grow(new, generator)
-        self._correct_nothing()
+        self.correct_nothing()
 
     def remove(self, number: int) -> None:
         """Remove a class; if it was the last of the newest task, no others become the corrected ones."""
@@ -109,9 +109,10 @@ class CorrectedHead(LinearHead):
         newest = number >= self.classes - self.sizes[-1]
         super().remove(number)
         if newest and len(self.sizes) < tasks:
-            self._correct_nothing()
+            self.correct_nothing()
 
-    def _correct_nothing(self) -> None:
+    def correct_nothing(self) -> None:
+        """Leave all logits as they are."""
         with torch.no_grad():
             self.correction.copy_(torch.tensor([1.0, 0.0]))
 

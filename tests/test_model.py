@@ -1,0 +1,101 @@
+"""A model that goes on learning: more images of classes that it knows, with every kind of method."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from edbl import EdblError, Recipe
+from edbl.app.model import Model
+from edbl.data.augment import Transform
+from edbl.nets.heads import CorrectedHead
+
+
+def model(method: str, memory: str = "total=20", backbone: str = "mlp", **options: object) -> Model:
+    """Return a model of images of four pixels."""
+    quick = {"net.backbone": backbone, "schedule.epochs": 2, "schedule.milestones": (), "optim.batch": 8}
+    settings = {"memory": memory, "data.augment": "none", **quick, **{f"options.{k}": v for k, v in options.items()}}
+    recipe = Recipe.build(method, data="digits", preset="quick", **settings)
+    shape = (1, 8, 8) if backbone == "small" else (1, 2, 2)
+    return Model(recipe, shape, Transform.of("none", 0, (0.5,), (0.25,), torch.device("cpu")))
+
+
+def some(count: int, level: int, side: int = 2) -> Tensor:
+    """Return images about as bright as ``level``."""
+    noise = torch.randint(0, 20, (count, 1, side, side), generator=torch.Generator().manual_seed(level))
+    return (noise + level).to(torch.uint8)
+
+
+def learn(model: Model, classes: dict[str, tuple[int, int]], side: int = 2) -> None:
+    """Learn so many images of so bright a level, by class."""
+    x = torch.cat([some(count, level, side) for count, level in classes.values()])
+    model.learn(x, [name for name, (count, _) in classes.items() for _ in range(count)])
+
+
+def kept(model: Model, name: str, above: int) -> int:
+    """Return how many exemplars of a class are at least so bright."""
+    return int((model.memory.classes[model.names.index(name)].x.float().mean((1, 2, 3)) >= above).sum())
+
+
+@pytest.mark.parametrize("beside", [{}, {"c": (12, 200)}])
+def test_more_images_of_a_class_may_become_exemplars(beside: dict[str, tuple[int, int]]) -> None:
+    made = model("rkd", memory="per_class=5")
+    learn(made, {"a": (5, 0), "b": (12, 60)})
+    learn(made, {"a": (50, 120), **beside})
+    assert kept(made, "a", above=100) >= 3
+    assert [len(images) for images in made.memory.classes] == [5] * (2 + len(beside))
+
+
+@pytest.mark.parametrize("total", [20, 7])
+@pytest.mark.parametrize("beside", [{}, {"c": (12, 200)}])
+def test_a_reservoir_stays_within_its_budget(total: int, beside: dict[str, tuple[int, int]]) -> None:
+    made = model("er", memory=f"total={total}")
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    learn(made, {"b": (30, 120), **beside})
+    assert len(made.memory) == total
+    assert len(made.memory.classes) == 2 + len(beside)
+    assert kept(made, "b", above=100), "an even sample of all images holds some of the new ones"
+
+
+def test_a_correction_goes_when_all_classes_are_learnt_again() -> None:
+    made = model("bic")
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    learn(made, {"c": (15, 120)})
+    head = made.learner.net.head
+    assert isinstance(head, CorrectedHead)
+    assert head.correction.tolist() != [1, 0]
+    learn(made, {"a": (15, 0)})
+    assert head.correction.tolist() == [1, 0]
+
+
+def test_new_classes_of_one_image_are_not_corrected_away() -> None:
+    made = model("bic")
+    learn(made, {"a": (40, 0), "b": (40, 60)})
+    learn(made, {"c": (1, 120), "d": (1, 200)})
+    head = made.learner.net.head
+    assert isinstance(head, CorrectedHead)
+    assert head.correction.tolist() == [1, 0]
+
+
+def test_clean_statistics_are_those_of_what_was_learnt_last() -> None:
+    made = model("re-mkd", backbone="small", clean_norm=True)
+    learn(made, {"a": (15, 0), "b": (15, 60)}, side=8)
+    before = {name: value.clone() for name, value in made.learner.learnt.items()}
+    learn(made, {"a": (15, 90)}, side=8)
+    after, used = made.learner.learnt, made.learner.net.state_dict()
+    assert set(before) == set(after)
+    assert before
+    assert not any(torch.equal(after[name], before[name]) for name in before), "as trained, anew"
+    assert not any(torch.equal(used[name], after[name]) for name in before), "of unmixed images, in use"
+
+
+def test_weights_that_features_below_zero_would_clip_to_nothing() -> None:
+    made = model("wa", backbone="given")
+    learn(made, {"a": (15, 160), "b": (15, 200)})
+    learn(made, {"c": (15, 0)})
+    assert made.learner.net.head.weight.isfinite().all()
+    assert made.probabilities(some(3, 0)).isfinite().all()
+
+
+def test_podnet_needs_a_backbone_with_blocks() -> None:
+    with pytest.raises(EdblError, match="podnet distils what blocks of the backbone return"):
+        learn(model("podnet", backbone="given"), {"a": (15, 0), "b": (15, 60)})
