@@ -528,3 +528,23 @@ def test_class_orders_that_are_no_seeds_are_refused(order: str) -> None:
 
 def test_a_setting_that_looks_like_a_date_stays_text() -> None:
     assert parse_setting("data.name=2024-01-01") == ("data.name", "2024-01-01")
+
+
+def test_what_no_table_of_the_paper_prints() -> None:
+    for preset in ("default", "paper", "quick"):
+        for data, phases in (("digits", 5), ("cifar100", 4), ("tiny-imagenet", 4)):
+            options = Recipe.build("edbl", data, preset=preset, **{"stream.phases": phases}).options
+            assert isinstance(options, IIBKD.Config)
+            assert (options.gamma, options.alpha) == (100.0, 5e-6)
+
+
+def test_digits_have_small_batches_with_few_old_images() -> None:
+    for preset, old, batch in (("default", 8, 32), ("quick", 8, 32), ("paper", 32, 128)):
+        recipe = Recipe.build("edbl", "digits", preset=preset)
+        assert isinstance(recipe.options, ReMKD.Config)
+        assert (recipe.options.min_old, recipe.optim.batch) == (old, batch)
+
+
+def test_short_schedules_are_not_lengthened() -> None:
+    found = [Recipe.build("mnemonics", "digits", preset=preset).values() for preset in ("default", "quick")]
+    assert [values["options.exemplars.epochs"] for values in found] == [5, 4]

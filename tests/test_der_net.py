@@ -421,3 +421,12 @@ def test_rates_of_both_stages_under_preset_paper() -> None:
     assert [round(rates[0][k], 9) for k in (10, 109, 110, 129, 130, 169)] == [0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
     assert [round(rate, 9) for rate in rates[1]] == [0.1] * 15 + [0.01] * 15
     assert train.optim.weight_decay == tune.optim.weight_decay == 5e-4
+
+
+def test_a_third_backbone_starts_from_the_second() -> None:
+    net = grown(2, 2)
+    train_a_little(net)
+    second = state(net.backbone)
+    net.grow(1, seeded(9))
+    assert same(state(net.backbone), second)
+    assert not same(state(net.backbone), state(net.old[0]))

@@ -348,3 +348,13 @@ def test_paper_is_one_pass_of_plain_descent_with_all_exemplars() -> None:
     assert (recipe.optim.batch, recipe.optim.momentum, recipe.optim.weight_decay) == (10, 0, 0)
     assert recipe.data.augment == "none"
     assert recipe.options == GEM.Config(margin=0.5, memory_batch=0, masked=False)
+
+
+def test_learning_again_as_in_a_first_task_is_plain() -> None:
+    method = gem_of([2, 2], [5, 6, 7, 8])
+    phase_of(method, [9, 9])
+    (phase,) = method.phases(task_of(0, [4] * 6))
+    method.net.eval()
+    batch = batch_of(phase, 6)
+    assert phase.loss(batch).item() == pytest.approx(literal(method.net(batch.x).logits, batch.y, range(6)), rel=1e-5)
+    assert phase.adjust is None

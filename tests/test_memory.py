@@ -243,3 +243,33 @@ def test_images_are_class_by_class_and_replace_is_the_inverse() -> None:
 
 def test_memory_starts_empty() -> None:
     assert len(Memory(Budget("total", 5))) == 0
+
+
+def three_classes(budget: Budget) -> Memory:
+    """Return a memory of 2, 1 and 4 images, each with its number as its pixel."""
+    memory = Memory(budget)
+    x = torch.arange(7, dtype=torch.uint8).view(7, 1, 1, 1)
+    memory.replace(Images(x, torch.tensor([0, 0, 1, 2, 2, 2, 2])))
+    return memory
+
+
+@pytest.mark.parametrize(
+    ("number", "labels", "pixels"),
+    [(0, [0, 1, 1, 1, 1], [2, 3, 4, 5, 6]), (1, [0, 0, 1, 1, 1, 1], [0, 1, 3, 4, 5, 6]), (2, [0, 0, 1], [0, 1, 2])],
+)
+def test_classes_after_a_removed_one_move_up(number: int, labels: list[int], pixels: list[int]) -> None:
+    memory = three_classes(Budget("per_class", 4))
+    memory.remove(number)
+    assert memory.images.y.tolist() == labels
+    assert memory.images.x.flatten().tolist() == pixels
+    assert [len(images) for images in memory.classes] == [labels.count(k) for k in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"), [(Budget("total", 4), 2), (Budget("total", 3), 1), (Budget("per_class", 1), 1)]
+)
+def test_choosing_again_keeps_the_quota_among_all_classes(budget: Budget, kept: int) -> None:
+    memory = three_classes(budget)
+    memory.choose_again({0}, lambda images: torch.stack([images.x.flatten().float(), torch.ones(len(images))], 1))
+    assert [len(images) for images in memory.classes] == [kept, 1, 4]
+    assert set(memory.classes[0].x.flatten().tolist()) <= {0, 1}

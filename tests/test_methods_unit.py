@@ -562,3 +562,55 @@ def test_every_method_keeps_a_memory(name: str) -> None:
     list(method.phases(task))
     method.end(task)
     assert [len(c) for c in method.memory.classes] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_learning_again_as_in_a_first_task_takes_the_given_images_alone(name: str) -> None:
+    method = make(name)
+    after_first_task(method, [3, 3], [9, 9])
+    again = task_of(0, [5, 4, 5, 4])
+    assert torch.equal(method.draw(again).data.x, again.train.x)
+    assert method.draw(again).sampler == Uniform(18, 8)
+
+
+@pytest.mark.parametrize("name", ["rkd", "edbl"])
+def test_the_first_task_may_have_epochs_and_a_weight_decay_of_its_own(name: str) -> None:
+    method = make(name)
+    method.first = FirstTask(task_epochs=7, task_weight_decay=1e-3)
+    (first,) = phases_of(method, task_of(0, [9, 9]))
+    assert (first.schedule.epochs, first.optim) == (7, Optim(batch=8, weight_decay=1e-3))
+    for phase in phases_of(method, after_first_task(method, [3, 3], [9, 9])):
+        assert phase.optim == Optim(batch=8)
+
+
+@pytest.mark.parametrize("name", ["iib-kd", "edbl"])
+def test_distillation_grows_in_the_first_phase_alone(name: str) -> None:
+    found = []
+    for growth in (0.0, 1.0):
+        method = balancing(name, kd_growth=growth)
+        task = after_first_task(method, [3, 3, 3, 3], [9, 9])
+        train, balance = method.phases(task)
+        method.net.eval()
+        found.append((train.loss(a_batch(6)).item(), balance.loss(a_batch(6)).item()))
+    assert abs(found[0][0] - found[1][0]) > 1e-2
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize(("batch", "new_batch", "steps"), [(10, 10, 3), (16, 16, 1), (64, 30, 1)])
+def test_an_epoch_of_reading_concat_is_a_pass_over_the_new_images(batch: int, new_batch: int, steps: int) -> None:
+    method = re_mkd(batch, reading="concat", min_old=6)
+    task = after_first_task(method, [10, 10], [15, 15])
+    assert method.draw(task).sampler == OldNew(20, 30, 6, new_batch, steps=steps)
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_clean_images_are_drawn_alike_and_not_mixed(name: str) -> None:
+    method = make(name, clean_norm=True)
+    task = after_first_task(method, [3, 3], [9, 9])
+    clean = method.clean(task)
+    assert clean is not None
+    assert clean.mixing is unmixed
+    assert clean.sampler == method.draw(task).sampler
+    assert make(name).clean(task) is None
+    method.optim = Optim(batch=8, fixed_norm=True)  # statistics that are never to change
+    assert method.clean(task) is None

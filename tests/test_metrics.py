@@ -153,3 +153,18 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         metrics.task_matrix(RUN, [2, 2, 2])
     with pytest.raises(ValueError, match="3 confusion matrices"):
         metrics.task_matrix(RUN, [2, 1])
+
+
+def test_summary_holds_each_metric_under_its_name() -> None:
+    assert metrics.summary(RUN, SIZES) == pytest.approx(
+        {
+            "average_incremental_accuracy": (17 / 20 + 20 / 30 + 38 / 60) / 3,
+            "average_without_first": (20 / 30 + 38 / 60) / 2,
+            "last_accuracy": 38 / 60,
+            "forgetting": 0.475,
+            "backward_transfer": -0.475,
+            "old_accuracy": 11 / 30,
+            "new_accuracy": 27 / 30,
+            "share_predicted_new": 47 / 60,
+        }
+    )

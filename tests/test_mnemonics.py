@@ -452,3 +452,16 @@ def test_presets() -> None:
     assert (ours.options.exemplars.lr, theirs.options.exemplars.lr) == (1.0, 1e-5)
     assert ours.options.kd_scale == theirs.options.kd_scale == "none"
     assert (theirs.schedule.epochs, theirs.schedule.milestones, theirs.optim.weight_decay) == (160, (80, 120), 5e-4)
+
+
+def test_pixels_are_learnt_without_warmup() -> None:
+    method = mnemonics()
+    train, *pixels = method.phases(second_task(method, [5, 4], [9, 9]))
+    assert train.optim.warmup == 5
+    assert [phase.optim.warmup for phase in pixels] == [0, 0, 0]
+
+
+def test_a_lone_new_image_does_not_keep_old_exemplars_from_learning() -> None:
+    method = mnemonics()
+    task = second_task(method, [4, 4], [9, 1])
+    assert [phase.name for phase in method.phases(task)] == ["train", "exemplars", "old-first", "old-second"]

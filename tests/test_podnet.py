@@ -457,3 +457,12 @@ def test_preset_paper() -> None:
     assert recipe.options == PODNet.Config()
     assert isinstance(recipe.options, PODNet.Config)
     assert recipe.options.tune == Schedule(20, 0.05, ())
+
+
+def test_kmeans_begins_with_centres_by_their_squared_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 0, the vector 3 is drawn nine times as often as the vector 1."""
+    monkeypatch.setattr("edbl.methods.podnet.ROUNDS", 0)
+    vectors, labels = torch.tensor([[0.0], [1.0], [3.0]]).repeat(1000, 1), torch.arange(1000).repeat_interleave(3)
+    first, second = kmeans(vectors, labels, 1000, 2, seeded()).view(1000, 2).T
+    assert (first == 0).float().mean().item() == pytest.approx(1 / 3, abs=0.05)
+    assert (second[first == 0] == 3).float().mean().item() == pytest.approx(0.9, abs=0.05)

@@ -381,3 +381,56 @@ def test_duration() -> None:
         "3 h 20 min",
         "—",
     ]
+
+
+@pytest.mark.parametrize(("tasks", "old"), [(3, 5), (2, 3), (1, 0)])
+def test_true_share_of_new_images_is_that_of_the_truth(tasks: int, old: int) -> None:
+    record = make(tasks=tasks)
+    last = record.confusions["cnn"][-1]
+    assert groups([record])[0].true_share_new == last.sum(1)[old:].sum() / last.sum()
+    assert tasks == 1 or last.sum(1)[old:].sum() != last.sum(0)[old:].sum()
+
+
+def test_runs_with_other_readouts_form_a_group_of_their_own() -> None:
+    whole, alone = make(seed=0), make(seed=1)
+    alone = replace(alone, confusions={"cnn": alone.confusions["cnn"]})
+    found = groups([whole, alone])
+    assert [group.readouts for group in found] == [["cnn", "nme"], ["cnn"]]
+    assert terminal([whole, alone])
+
+
+def test_a_run_that_failed_after_its_last_task_enters_no_mean() -> None:
+    found = groups([make(seed=0), make(seed=1, status="failed")])
+    assert [group.label for group in found] == ["edbl", "edbl (failed, 3 of 3 tasks)"]
+
+
+def test_times_are_means_over_runs() -> None:
+    slow = make(seed=1, seconds=[8.0, 5.0, 2.0])
+    (group,) = groups([make(), slow])
+    assert [(stat.mean, stat.n) for stat in group.seconds()] == [(6.0, 2), (4.0, 2), (2.0, 2)]
+    assert group.parts() == pytest.approx({"train": 6.0, "evaluation": 1.5, "other": 4.5})
+    short = make(seed=1, seconds=[1.0, 1.0, 1.0])  # less than its parts took
+    (group,) = groups([make(), short])
+    assert group.parts() == pytest.approx({"train": 6.0, "evaluation": 1.5, "other": 0.75})
+
+
+def test_recipes_are_compared_within_a_setting_alone() -> None:
+    longer = {"method": "edbl", "seed": 0, "schedule": {"epochs": 20}}
+    found = groups([make(), make(data="cifar10", recipe=longer)])
+    assert [group.label for group in found] == ["edbl · digits", "edbl · cifar10"]
+
+
+def test_a_label_stands_in_the_first_row_of_its_experiment_alone() -> None:
+    rows = [line for line in terminal([make()]).splitlines() if "CNN" in line or "NME" in line]
+    assert ["edbl" in row for row in rows] == [True, False]
+
+
+def test_stat_leaves_nan_out() -> None:
+    assert Stat.of([0.1, float("nan"), 0.3]) == Stat.of([0.1, 0.3])
+    assert Stat.of([float("nan")]).percent() == "—"
+
+
+def test_the_matrix_of_tasks_is_a_mean_over_runs() -> None:
+    runs = [make(seed=0), make(seed=1)]
+    first, second = (metrics.task_matrix(run.confusions["nme"], run.task_sizes) for run in runs)
+    np.testing.assert_allclose(groups(runs)[0].task_matrix("nme"), (first + second) / 2)

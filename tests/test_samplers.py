@@ -179,3 +179,10 @@ def test_steps_of_an_epoch_are_whole_batches() -> None:
                 assert sampler.steps == math.floor((old + new) / min(batch, old + new))
                 assert sampler.new_batch >= 1
                 assert sampler.old_batch >= 1
+
+
+def test_pairs_seldom_hold_an_image_twice() -> None:
+    """A shuffle leaves one image in its place in the mean."""
+    found = split_pairs(Pairs(old=50, new=60, rounds=2, batch=260)(seeded()))
+    assert sum(a == b < 50 for a, b in found) < 10
+    assert sum(a == b >= 50 for a, b in found) < 10

@@ -300,3 +300,13 @@ def test_the_order_of_similarities_is_kept_by_the_topology_loss_and_not_without_
 def test_presets() -> None:
     theirs = Recipe.build("tpcil", data="cifar100", preset="paper")
     assert (theirs.schedule.epochs, theirs.schedule.milestones, theirs.optim.weight_decay) == (160, (80, 120), 5e-4)
+
+
+def test_all_exemplars_draw_edges_not_the_anchors_alone() -> None:
+    method = tpcil(vertices=6)
+    second_task(method, [12, 12, 12])
+    assert method.anchors is not None
+    points = F.normalize(method.features(method.memory.images))
+    own = F.normalize(method.net(method.anchors).features.detach())
+    assert torch.equal(method.edges, hebbian_edges(points, own))
+    assert len(method.edges) > len(hebbian_edges(own, own))
