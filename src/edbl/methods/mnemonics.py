@@ -116,7 +116,7 @@ class Mnemonics(RKD):
         """Yield the phase that learns the pixels of some exemplars by the images of ``data``, and return them."""
         learnt, judge = images[own], self.net.frozen().backbone
         rows = torch.cat([self.cosine_head.old, self.cosine_head.weight.detach()])
-        means = class_means(self.features(images), images.y, torch.zeros_like(rows))
+        means = means_by_class(self.features(images), images.y, torch.zeros_like(rows))
         scale = self.cosine_head.scale.detach()
         pixels = nn.Parameter(self.normalise(learnt.x).clone())
 
@@ -127,7 +127,7 @@ class Mnemonics(RKD):
             if self.config.level == "unrolled":
                 after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
                 return cross_entropy(scale * cosines(seen, after), batch.y).mean()
-            return cross_entropy(cosines(seen, class_means(features, learnt.y, means)), batch.y).mean()
+            return cross_entropy(cosines(seen, means_by_class(features, learnt.y, means)), batch.y).mean()
 
         self.net.register_parameter("exemplars", pixels)
         optim = replace(self.optim, weight_decay=0.0, warmup=0)
@@ -159,7 +159,7 @@ class Scale(nn.Module):
 
 
 @exactly
-def class_means(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
+def means_by_class(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     """Return the normalised mean of each class's normalised features; a class without any keeps ``otherwise``."""
     members = (y == torch.arange(len(otherwise), device=y.device).unsqueeze(1)).float()  # [seen, n]
     means = F.normalize(members @ F.normalize(features))
