@@ -19,7 +19,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.mnemonics import Mnemonics, Scale, class_means, unrolled
+from edbl.methods.mnemonics import Mnemonics, Scale, means_by_class, unrolled
 from edbl.nets.backbones import build
 from edbl.nets.heads import CosineHead, cosines
 from edbl.nets.net import Net
@@ -120,9 +120,9 @@ def random_case() -> tuple[Tensor, Tensor, Tensor]:
     return features, torch.tensor([1, 3, 1, 3, 3, 0, 0]), rows
 
 
-def test_class_means() -> None:
+def test_means_by_class() -> None:
     features, y, otherwise = random_case()
-    found = class_means(features.float(), y, otherwise.float())
+    found = means_by_class(features.float(), y, otherwise.float())
     torch.testing.assert_close(found, torch.tensor(literal_means(features, y, otherwise)))
     assert torch.equal(found[2], otherwise[2].float())  # a class without images
     assert found[1].norm().item() == pytest.approx(1)
