@@ -70,7 +70,6 @@ class Model:
         more, train = images.of(range(known)), images.of(range(known, len(self.names)))
         before = list(self.memory.classes)
         self._remember(more)
-        pools = {k: self.memory.classes[k] for k in set(more.y.tolist())}
         with tempfile.TemporaryDirectory() as folder:
             saved = Checkpoints(checkpoints or Path(folder))
             if new:
@@ -80,14 +79,7 @@ class Model:
                 everything = self.memory.images
                 again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
                 self.learner.refresh(again, saved)
-        if self.method.keeps != "reservoir":
-            for k, pool in pools.items():  # an increment's new classes may have cut it
-                self.memory.classes[k] = pool
-            self.memory.choose_again(pools, self.learner.features)
-        elif not new:
-            self.memory.classes = before
-            generator = self.learner.seeds.generator(CPU, "task", self.increments, "reservoir")
-            self.memory.reservoir(more, self.seen_images, generator)
+        self._choose_again(more, before, refreshed=not new)
         self.seen_images += len(images)
         self.increments += 1
 
@@ -95,6 +87,18 @@ class Model:
         """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""
         classes = self.memory.classes
         self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(classes)]
+
+    def _choose_again(self, more: Images, before: Sequence[Images], refreshed: bool) -> None:
+        """Choose exemplars from more images of known classes and from those of ``before``; new classes have theirs."""
+        if self.method.keeps != "reservoir":
+            classes = set(more.y.tolist())
+            for k in classes:
+                self.memory.classes[k] = Images.cat([before[k], more.of([k])])
+            self.memory.choose_again(classes, self.learner.features)
+        elif refreshed:
+            self.memory.classes = list(before)
+            generator = self.learner.seeds.generator(CPU, "task", self.increments, "reservoir")
+            self.memory.reservoir(more, self.seen_images, generator)
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:
