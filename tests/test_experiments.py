@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edbl import EdblError, records, run
-from edbl.calibration import BASE, BASE_HALF, DECIDED, EDBL, RATIO, SLOWEST
+from edbl.calibration import BASE, BASE_HALF, DECIDED, EDBL, QUESTIONS, RATIO, SLOWEST, experiment
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
 from edbl.files import lock
 from edbl.methods.balancing import Balancing
@@ -70,11 +70,15 @@ def test_questions_of_the_calibration() -> None:
     assert all(recipe.data.holdout == 0.1 for recipe in runs.values()), "never on test images"
     assert runs["calibration/edbl-weight_decay-0.002-seed0"].optim.weight_decay == 2e-3
     assert "calibration/edbl-base-seed0" in runs
-    for name, recipe in runs.items():
+    for name in runs:
         assert re.fullmatch(r"calibration/[\w.-]+", name)
-        pinned = {**BASE, **(EDBL if recipe.method == "edbl" else {})}
-        same = [key for key, value in pinned.items() if recipe.values()[key] == value]
-        assert len(same) >= len(pinned) - 5 - len(DECIDED), name
+    for question in QUESTIONS:
+        start = {**BASE, **(EDBL if question.method == "edbl" else {}), **question.start}
+        found = planned([experiment(question)], [0])
+        for values, plan in zip(question.answers.values(), found, strict=True):
+            assert sum(start.get(key) != value for key, value in values.items()) <= 4, plan.folder
+            told = {**start, **values}
+            assert {key: plan.recipe.values()[key] for key in told} == told
     with pytest.raises(EdblError, match="did you mean 'calibration'"):
         paper.find("calibratio")
 

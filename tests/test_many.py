@@ -229,6 +229,7 @@ def test_the_service_lives_as_long_as_the_runs(tmp_path: Path, monkeypatch: pyte
     with shared_gpu():
         place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(place).is_dir()
+        assert environment.PART not in os.environ, "a part of the GPU gives other bits"
         with shared_gpu():  # one that is running is used
             assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == place
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ

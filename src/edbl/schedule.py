@@ -58,8 +58,10 @@ class FirstTask:
     def schedule(self, later: Schedule) -> Schedule:
         """Return the schedule of the first task, given that of later ones."""
         rate = replace(later, lr=self.task_lr or later.lr)
-        own = rate.scaled(self.task_epochs) if self.task_epochs else rate
-        return replace(own, milestones=self.task_milestones) if self.task_epochs and self.task_milestones else own
+        if not self.task_epochs:
+            return rate
+        scaled = rate.scaled(self.task_epochs)
+        return replace(scaled, milestones=self.task_milestones or scaled.milestones)
 
     def optim(self, later: Optim) -> Optim:
         """Return the optimiser of the first task, given that of later ones."""

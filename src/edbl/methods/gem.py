@@ -86,7 +86,7 @@ class GEM(Method):
     def task_loss(self, batch: Batch, number: int) -> Tensor:
         """Return the cross-entropy of images of one task."""
         logits, y = self.net(batch.x).logits, batch.y
-        if self.config.masked and self.each:  # a first task has one range of classes, of which a refresh knows nothing
+        if self.config.masked and self.each:  # without past tasks all classes are one
             first, last = self.ranges()[number]
             logits, y = logits[:, first:last], y[:, first:last]
         return cross_entropy(logits, y).mean()
