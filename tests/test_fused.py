@@ -17,6 +17,7 @@ from edbl.data.augment import Transform
 from edbl.data.kernels import move
 from edbl.nets.backbones import ResNet, initialise
 from edbl.nets.fused import FusedResNet
+from edbl.nets.linear import _linear
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs the compiled kernels")
 
@@ -95,3 +96,27 @@ def test_changed_pixels_are_the_same_bits(channels: int, augment: str, brightnes
     changes = transform.draw(x, generator)
     moved = move(x, changes, transform.mean, transform.std, pad=2, side=cutout)
     assert torch.equal(moved, transform.change(x, changes))
+
+
+@pytest.mark.parametrize(("batch", "width", "rows"), [(5, 33, 2), (40, 64, 20), (1, 1, 1), (17, 70, 35)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_a_linear_layer(batch: int, width: int, rows: int, biased: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(batch, width), (rows, width), *([(rows,)] if biased else [])]
+    given = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    target = torch.randn(batch, rows, generator=generator)
+    found = []
+    for layer in (torch.nn.functional.linear, _linear):
+        y = layer(given[0], given[1], given[2] if biased else None)
+        first = torch.autograd.grad((y * y * target).sum(), given, create_graph=True)
+        squares = torch.stack([(g * g).sum() for g in first]).sum()
+        second = torch.autograd.grad(squares, given)  # as methods that unroll a step need it
+        found.append([y, *first, *second])
+    for right, mine in zip(*found, strict=True):
+        close(mine.detach(), right.detach())
+
+
+def test_a_linear_layer_does_not_care_how_its_tensors_lie() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(40, 9, generator=generator), torch.randn(40, 20, generator=generator)
+    assert torch.equal(_linear(x.T, weight.T, None), _linear(x.T.contiguous(), weight.T.contiguous(), None))

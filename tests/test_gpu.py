@@ -21,6 +21,7 @@ from edbl.engine.step import Step
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, ResNet, initialise
+from edbl.nets.linear import linear
 from edbl.schedule import Optim, Schedule
 from tests.conftest import Cli
 from tests.photos import write_digits
@@ -113,6 +114,21 @@ def test_augmentation_by_kernel_is_the_usual_one() -> None:
     usual = transform.change(x, transform.draw(x, torch.Generator(GPU).manual_seed(1)))
     # A turned pixel that falls between two may be either, by rounding.
     assert torch.isclose(by_kernel, usual, atol=1e-4).float().mean() > 0.999
+
+
+@pytest.mark.parametrize(("batch", "width", "rows"), [(128, 64, 100), (1000, 512, 7), (3, 1280, 1000), (1, 1, 1)])
+def test_a_linear_layer_is_exact(batch: int, width: int, rows: int) -> None:
+    generator = torch.Generator(GPU).manual_seed(0)
+    shapes = (batch, width), (rows, width), (rows,), (batch, rows)
+    *given, target = (torch.randn(shape, generator=generator, device=GPU) for shape in shapes)
+    found = []
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        x, weight, bias = (tensor.to(dtype).requires_grad_() for tensor in given)
+        y = linear(x, weight, bias)
+        found.append([y, *torch.autograd.grad((y * target).sum(), (x, weight, bias))])
+    for mine, again, right in zip(*found, strict=True):
+        assert torch.equal(mine, again)
+        assert error(mine, right) < 1e-6
 
 
 # Every method as it is, and what else its options let run in a step: the method, and what differs from its defaults.

@@ -10,6 +10,7 @@ from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.memory import Memory
 from edbl.methods.base import Method
+from edbl.nets.linear import linear
 from edbl.nets.net import Net, Output
 
 PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough for the memory of small ones
@@ -35,7 +36,7 @@ def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: boo
         vectors = vectors + F.normalize(features(Images(images.x.flip(3), images.y)))
     seen = len(memory.classes)
     members = (images.y == torch.arange(seen, device=images.y.device).unsqueeze(1)).float()  # [seen, n]
-    return F.normalize(members @ vectors).masked_fill(members.sum(1, keepdim=True) == 0, torch.inf)
+    return F.normalize(linear(members, vectors.T)).masked_fill(members.sum(1, keepdim=True) == 0, torch.inf)
 
 
 def nearest(means: Tensor, features: Tensor) -> Tensor:
@@ -47,7 +48,7 @@ def distances(means: Tensor, features: Tensor) -> Tensor:
     """Return the squared distance of each normalised feature to each mean, ``[n, seen]``; infinite without a mean."""
     there = means.isfinite().all(1)
     means = means.where(there.unsqueeze(1), 0.0)
-    return (1 + means.square().sum(1) - 2 * F.normalize(features) @ means.T).where(there, torch.inf)
+    return (1 + means.square().sum(1) - 2 * linear(F.normalize(features), means)).where(there, torch.inf)
 
 
 def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:

@@ -15,6 +15,7 @@ from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Method
 from edbl.nets.heads import CosineHead
+from edbl.nets.linear import linear
 
 
 class LUCIR(Method):
@@ -73,7 +74,7 @@ class LUCIR(Method):
 def class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return the sum of each class's normalised features, ``[classes, width]``; it points along their mean."""
     members = (labels == torch.arange(classes, device=labels.device).unsqueeze(1)).float()  # [classes, n]
-    return members @ F.normalize(features)
+    return linear(members, F.normalize(features).T)
 
 
 def less_forget(features: Tensor, teacher: Tensor) -> Tensor:

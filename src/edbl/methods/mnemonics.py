@@ -22,6 +22,7 @@ from edbl.methods.lucir import class_sums
 from edbl.methods.rkd import RKD
 from edbl.nets.exact import exactly
 from edbl.nets.heads import CosineHead, cosines
+from edbl.nets.linear import linear
 from edbl.schedule import Schedule
 
 
@@ -162,7 +163,7 @@ class Scale(nn.Module):
 def means_by_class(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     """Return the normalised mean of each class's normalised features; a class without any keeps ``otherwise``."""
     members = (y == torch.arange(len(otherwise), device=y.device).unsqueeze(1)).float()  # [seen, n]
-    means = F.normalize(members @ F.normalize(features))
+    means = F.normalize(linear(members, F.normalize(features).T))
     return torch.where(members.sum(1, keepdim=True) > 0, means, otherwise)
 
 

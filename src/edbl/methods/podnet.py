@@ -19,6 +19,7 @@ from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.lucir import less_forget
 from edbl.nets.backbones import Backbone
 from edbl.nets.heads import ProxyHead
+from edbl.nets.linear import linear
 from edbl.nets.net import Net, Output
 from edbl.schedule import Schedule
 
@@ -184,10 +185,10 @@ def kmeans(vectors: Tensor, labels: Tensor, classes: int, centres: int, generato
     found = torch.stack(chosen, 1)  # [classes, centres, width]
     clusters = torch.arange(classes * centres, device=labels.device).unsqueeze(1)
     for _ in range(ROUNDS):
-        closeness = 2 * vectors @ found.flatten(0, 1).T - found.flatten(0, 1).square().sum(1)
+        closeness = 2 * linear(vectors, found.flatten(0, 1)) - found.flatten(0, 1).square().sum(1)
         mine = closeness.view(-1, classes, centres).take_along_dim(labels.view(-1, 1, 1), 1).squeeze(1)
         members = (labels * centres + mine.argmax(1) == clusters).float()  # [classes * centres, n]
         size = members.sum(1, keepdim=True)
-        means = members @ vectors / size.clamp(min=1)
+        means = linear(members, vectors.T) / size.clamp(min=1)
         found = means.where(size > 0, found.flatten(0, 1)).view_as(found)
     return found.flatten(0, 1)

@@ -5,6 +5,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from edbl.nets.exact import exactly
+from edbl.nets.linear import linear
 
 
 def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
@@ -14,7 +15,7 @@ def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tenso
 @exactly
 def cosines(features: Tensor, rows: Tensor) -> Tensor:
     """Return the cosine of each feature vector with each row, ``[batch, rows]``."""
-    return F.normalize(features) @ F.normalize(rows).T
+    return linear(F.normalize(features), F.normalize(rows))
 
 
 class Head(nn.Module):
@@ -88,7 +89,7 @@ class LinearHead(Head):
     @exactly
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
-        return F.linear(features.to(self.weight.dtype), self.weight, self.bias)
+        return linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class CorrectedHead(LinearHead):

@@ -11,11 +11,17 @@ inverse standard deviation, and the scale and shift of ``z * scale + shift``. Pr
 common whole numbers, whose order of addition does not matter: the same inputs give the same bits. The program that ends
 last works with the totals and sets them back to zero. A CHAINED kernel is started while the one before it ends, which
 saves the time between two kernels.
+
+`product` is for the head behind the network.
 """
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+TILE, DEPTH = 16, 32  # of a product: rows and columns that a program works out, terms that it adds at a time
 
 
 @triton.jit
@@ -377,3 +383,43 @@ def weight_kernel(
     if ROWS == 3:
         tl.store(place + used * GROUP * OUT, level, mask=mask)
         tl.store(place + 2 * used * GROUP * OUT, below, mask=mask)
+
+
+def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Return ``a @ b.T + bias`` in float32; neither matrix is empty."""
+    (rows, width), columns = a.shape, len(b)
+    y = torch.empty(rows, columns, device=a.device)
+    grid = triton.cdiv(rows, TILE), triton.cdiv(columns, TILE)
+    product_kernel[grid](
+        a, b, y if bias is None else bias, y, rows, columns, width, *a.stride(), *b.stride(),
+        bias is not None, TILE, DEPTH, num_warps=2,
+    )  # fmt: skip
+    return y
+
+
+@triton.jit
+def product_kernel(
+    a, b, bias, y, rows, columns, width, a_row, a_column, b_row, b_column,
+    BIAS: tl.constexpr, TILE: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of a product, each sum taken from its first term to its last."""
+    row = tl.program_id(0).to(tl.int64) * TILE + tl.arange(0, TILE)
+    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    total = tl.zeros([TILE, TILE], tl.float32)
+    for first in range(0, width, DEPTH):
+        k = first + tl.arange(0, DEPTH)
+        left = tl.load(
+            a + row[:, None] * a_row + k[None, :] * a_column,
+            mask=(row < rows)[:, None] & (k < width)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            b + column[None, :] * b_row + k[:, None] * b_column,
+            mask=(column < columns)[None, :] & (k < width)[:, None],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + column, mask=column < columns, other=0.0)[None, :]
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    tl.store(y + row[:, None] * columns + column[None, :], total, mask=inside)
