@@ -128,7 +128,7 @@ def test_a_linear_layer_is_exact(batch: int, width: int, rows: int) -> None:
         found.append([y, *torch.autograd.grad((y * target).sum(), (x, weight, bias))])
     for mine, again, right in zip(*found, strict=True):
         assert torch.equal(mine, again)
-        assert error(mine, right) < 1e-6
+        assert error(mine.detach(), right.detach()) < 1e-6
 
 
 # Every method as it is, and what else its options let run in a step: the method, and what differs from its defaults.

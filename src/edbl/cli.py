@@ -419,7 +419,7 @@ def reproduce(
             run_many(jobs, workers, console, data_dir, done, otherwise, anew=not resume)
     for experiment in experiments:
         console.print(Markdown(paper.shown(experiment, results)))
-        for figure in paper.figure(experiment, results, runs):
+        for figure in paper.figure(experiment, results, runs).values():
             console.print(f"figure: {runs / figure}", highlight=False, soft_wrap=True)
 
 

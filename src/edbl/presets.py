@@ -82,6 +82,8 @@ def values(preset: str, data: str, protocol: str, phases: int, schedules: Mappin
     elif data in ("cifar10", "cifar100"):
         train, further["balance"] = CALIBRATED_SCHEDULES
         found |= CALIBRATED
+        if data == "cifar10":  # more of the few exemplars in each batch would let them be learnt by heart
+            found["options.min_old"] = 1
         if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
             train = replace(train, lr=0.01)
             found["options.kd_growth"] = 1.0

@@ -1,7 +1,7 @@
 """The paper's tables and figures, from records, beside what was printed."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
@@ -130,35 +130,33 @@ def _printed(numbers: Sequence[float]) -> str:
     return ("<br>" if len(numbers) > 1 else " ") + (f"*{theirs}*" if theirs else "-")
 
 
-def figure(experiment: Experiment, results: Path, folder: Path) -> list[str]:
-    """Draw an experiment, a file for each of its panels, and return their names; a table has none."""
-    drawn: list[str] = []
+def figure(experiment: Experiment, results: Path, folder: Path) -> dict[str, str]:
+    """Draw an experiment, a file for each of its panels, and return their names by title; a table has none."""
     if experiment.drawn == "table":
-        return drawn
+        return {}
     folder.mkdir(parents=True, exist_ok=True)
-    for column in experiment.columns:
-        draw: Callable[[Experiment, Column, Path, Path], list[str]] = _maps if experiment.drawn == "tsne" else _curves
-        drawn += draw(experiment, column, results, folder)
-    return drawn
+    draw: Callable[[Experiment, Column, Path, Path], dict[str, str]]
+    draw = _maps if experiment.drawn == "tsne" else _curves
+    return {title: name for c in experiment.columns for title, name in draw(experiment, c, results, folder).items()}
 
 
-def _curves(experiment: Experiment, column: Column, results: Path, folder: Path) -> list[str]:
+def _curves(experiment: Experiment, column: Column, results: Path, folder: Path) -> dict[str, str]:
     rows = {row.method: row for row in experiment.rows}.values()
     runs = [run for row in rows for run in found(results, column, row)]
     name = f"{experiment.name}-{column.name}.svg"
     if runs:
         plots.save_curves(groups(runs), folder / name)
-    return [name] if runs else []
+    return {column.label: name} if runs else {}
 
 
-def _maps(experiment: Experiment, column: Column, results: Path, folder: Path) -> list[str]:
-    drawn = []
+def _maps(experiment: Experiment, column: Column, results: Path, folder: Path) -> dict[str, str]:
+    drawn = {}
     for row in experiment.rows:
         for run in found(results, column, row)[:1]:
             kept = records.read_features(results / folder_of(column, row, run.seed))
             if kept:
-                drawn.append(f"{experiment.name}-{row.method}.svg")
-                plots.save_tsne(*kept, run.classes, run.task_sizes, folder / drawn[-1])
+                drawn[row.method] = f"{experiment.name}-{row.method}.svg"
+                plots.save_tsne(*kept, run.classes, run.task_sizes, folder / drawn[row.method])
     return drawn
 
 
@@ -184,11 +182,18 @@ def page(results: Path, figures: Path) -> str:
             if experiment.name == "table3":
                 parts.append(f"Average incremental accuracy, CNN and NME:\n\n{ablation(results)}\n")
         else:
-            names = figure(experiment, results, figures)
-            parts.append("\n".join(f"![{name}]({figures.name}/{name})" for name in names) or "Not run yet.")
-            parts[-1] += "\n"
+            parts.append(_panels(experiment, figure(experiment, results, figures), figures.name) + "\n")
     parts.append("## Runs\n\n" + _runs(results) + "\n")
     return "\n".join(parts)
+
+
+def _panels(experiment: Experiment, names: Mapping[str, str], folder: str) -> str:
+    """Return the panels of a figure as Markdown, maps side by side and curves below each other."""
+    images = [f"![{title}]({folder}/{name})" for title, name in names.items()]
+    if experiment.drawn == "tsne" and images:
+        return "\n".join("| " + " | ".join(row) + " |" for row in (names, ["---"] * len(names), images))
+    panels = [f"{title}:\n\n{image}" for title, image in zip(names, images, strict=True)]
+    return "\n\n".join(panels) or "Not run yet."
 
 
 def calibration_page(results: Path) -> str:
