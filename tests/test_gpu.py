@@ -3,20 +3,23 @@
 import copy
 import csv
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor
 
-from edbl import Recipe, Record, resume, run
+from edbl import Recipe, Record, records, resume, run
 from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import only
+from edbl.engine.many import MPS, Job, divisible, run_many
 from edbl.engine.step import Step
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
@@ -233,6 +236,25 @@ def test_killed_and_resumed_on_a_gpu_equals_uninterrupted(method: str, tmp_path:
         run(recipe, tmp_path / "killed", progress=Killer(counter.steps * 2 // 3))
     for ours, theirs in zip(confusions(resume(tmp_path / "killed")), confusions(whole), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(not shutil.which(MPS), reason="needs NVIDIA's multi-process service")
+def test_side_by_side_each_run_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
+    torch.backends.cudnn.allow_tf32 = True  # as in the processes of the others
+    small: dict[str, object] = {"net.backbone": "resnet32", "stream.phases": 2, "schedule.epochs": 2}
+    made = {name: Recipe.build(name, "digits", preset="quick", device="cuda", **small) for name in sorted(methods())}
+    recipes = {name: recipe for name, recipe in made.items() if divisible(recipe)}
+    jobs = [Job(recipe, tmp_path / "together" / name) for name, recipe in recipes.items()]
+    for job, together in zip(jobs, run_many(jobs, 6, Console(quiet=True)), strict=True):
+        alone = run(job.recipe, tmp_path / "alone" / job.folder.name)
+        assert together.device == f"{alone.device}, 33% of it"
+        assert together.losses == alone.losses, job.folder.name
+        for ours, theirs in zip(confusions(together), confusions(alone), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        maps = [records.read_features(tmp_path / way / job.folder.name) for way in ("together", "alone")]
+        assert maps[0] is not None
+        assert maps[1] is not None
+        np.testing.assert_array_equal(maps[0][0], maps[1][0])
 
 
 @pytest.mark.parametrize("backbone", ["resnet32", "small", "mlp"])

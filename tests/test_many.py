@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
-from edbl.engine import environment
+from edbl.engine import environment, many
 from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
 from edbl.files import lock
 from tests.conftest import Cli
@@ -229,11 +230,60 @@ def test_the_service_lives_as_long_as_the_runs(tmp_path: Path, monkeypatch: pyte
     with shared_gpu():
         place = os.environ["CUDA_MPS_PIPE_DIRECTORY"]
         assert Path(place).is_dir()
-        assert environment.PART not in os.environ, "a part of the GPU gives other bits"
-        with shared_gpu():  # one that is running is used
+        assert environment.PART not in os.environ
+        with shared_gpu(50):  # one that is running is used as it is
             assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == place
+            assert environment.PART not in os.environ
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert (tmp_path / "log").read_text().splitlines() == [f"{place} -d", f"{place} quit"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "changed", "part"),
+    [
+        (6, {}, "33"),
+        (4, {}, "50"),
+        (8, {}, "33"),  # since there are six runs
+        (2, {}, None),
+        (6, {"net.backbone": "resnet18"}, None),
+        (6, {"precision": "fp32"}, None),
+        (6, {"fused": False}, None),
+        (6, {"method": "podnet"}, None),
+        (6, {"method": "own.py"}, None),
+    ],
+)
+def test_runs_get_parts_of_a_gpu_where_that_changes_no_bits(
+    workers: int, changed: dict[str, object], part: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service(tmp_path, 0)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    seen = []
+
+    class Pool:  # stands in for the processes, which would need a GPU
+        def __init__(self, *given: object) -> None:
+            seen.append(os.environ.get(environment.PART))
+
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *given: object) -> None:
+            pass
+
+        def submit(self, *given: object) -> Future[None]:
+            future: Future[None] = Future()
+            future.set_result(None)
+            return future
+
+    monkeypatch.setattr(many, "ProcessPoolExecutor", Pool)
+    usual = {"method": "rkd", "data.name": "cifar100", "net.backbone": "resnet32"}
+    recipes = [Recipe.of({**usual, "seed": seed}) for seed in range(5)] + [Recipe.of({**usual, **changed, "seed": 5})]
+    jobs = [Job(recipe, tmp_path / f"run{number}") for number, recipe in enumerate(recipes)]
+    ended = many._ended(jobs, range(6), workers, None, gpu=True, show=lambda place, share: None)
+    assert dict(ended) == dict.fromkeys(range(6))
+    assert seen == [part]
+    assert environment.PART not in os.environ
 
 
 def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,10 +297,11 @@ def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_a_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     service(tmp_path, 0)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path))
-    with shared_gpu():
-        assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path)
-    assert os.environ["CUDA_MPS_LOG_DIRECTORY"] == str(tmp_path)
+    for name, value in (("CUDA_MPS_LOG_DIRECTORY", str(tmp_path)), (environment.PART, "70")):
+        monkeypatch.setenv(name, value)
+        with shared_gpu(50):
+            assert os.environ[name] == value
+        assert os.environ[name] == value
 
 
 @pytest.mark.parametrize(("part", "name"), [(None, "GPU"), ("100", "GPU"), ("33", "GPU, 33% of it")])

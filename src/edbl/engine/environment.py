@@ -23,7 +23,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def describe(device: torch.device) -> str:
-    """Return the device's name for a record; with a part of a GPU, sums are taken in another order."""
+    """Return the device's name for a record, and how much of it the run had."""
     if device.type == "cuda":
         part = os.environ.get(PART, "100")
         return torch.cuda.get_device_name(device) + (f", {part}% of it" if part != "100" else "")

@@ -1,7 +1,8 @@
 """Many runs at once on one machine: recipes in, records out.
 
 Each run has a process to itself, so that one that fails takes no other with it. On a GPU they share its processors
-through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle.
+through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle. Three or more get
+parts of it, each twice its share, so that kernels of one stand less in the way of another's.
 """
 
 import ctypes
@@ -32,11 +33,13 @@ from edbl.engine.progress import Count
 from edbl.engine.run import is_free, resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
+from edbl.methods import methods
 from edbl.recipe import RECIPE, DataSettings, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
 REFRESH = 0.5  # seconds between looks at the runs
+BY_LIBRARIES = ("cldr", "mnemonics", "podnet", "tpcil")  # methods of which cuDNN or cuBLAS computes a large part
 TRIES = 3  # times that runs begin or go on, while processes are killed
 
 
@@ -94,7 +97,14 @@ def _work(place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    return 4 if environment.pick_device(device).type == "cuda" else max(1, (os.cpu_count() or 1) // 2)
+    cores = os.cpu_count() or 1
+    return min(6, cores) if environment.pick_device(device).type == "cuda" else max(1, cores // 2)
+
+
+def divisible(recipe: Recipe) -> bool:
+    """Tell whether a run has the same bits on a part of a GPU as on all of it, as far as `tests.test_gpu` shows."""
+    fused = recipe.net.backbone == "resnet32" and recipe.fused and recipe.precision != "fp32"
+    return fused and recipe.method in methods() and recipe.method not in BY_LIBRARIES
 
 
 def run_many(
@@ -163,8 +173,10 @@ def _ended(
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
     threads = max(1, (os.cpu_count() or 1) // workers)
+    together = min(workers, len(places))
+    part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
     with (
-        shared_gpu() if gpu else nullcontext(),
+        shared_gpu(part) if gpu else nullcontext(),
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
         try:
@@ -225,8 +237,11 @@ def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
 
 
 @contextmanager
-def shared_gpu() -> Iterator[None]:
-    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there."""
+def shared_gpu(part: int = 100) -> Iterator[None]:
+    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there.
+
+    Each may use ``part`` percent of its multiprocessors.
+    """
     control = shutil.which(MPS)
     if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
         yield
@@ -238,7 +253,8 @@ def shared_gpu() -> Iterator[None]:
         if start.returncode:
             yield
             return
-        given = {name: value for name, value in places.items() if name not in os.environ}
+        wanted = places | ({environment.PART: str(part)} if part < 100 else {})
+        given = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(given)
         try:
             yield
