@@ -333,7 +333,7 @@ def test_threads_let_go_of_busy_cores(given: dict[str, str], spins: str | None) 
 
 
 def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -342,6 +342,19 @@ def test_an_interrupted_run_says_how_to_go_on(cli: Cli, monkeypatch: pytest.Monk
     assert finished.code == 130
     assert "edbl resume run" in finished.err
     assert cli("resume", "run").code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.data.datasets.load", interrupt)
+        finished = cli("run", "finetune", *QUICK, "--out", "never")
+    assert finished.code == 130
+    assert "the same command starts again" in finished.err
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("name", ["o[old]", "p[/x]"])
+def test_names_with_brackets_are_printed_as_they_are(cli: Cli, name: str, seeds: int) -> None:
+    done = cli("run", "finetune", *QUICK, "--seeds", seeds, "--out", name)
+    assert done.code == 0, done.err
+    assert f"report: {name}/report.html" in done.out
 
 
 def test_precision_and_graph_are_options(cli: Cli) -> None:

@@ -135,6 +135,22 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
+def test_figures_stay_until_the_page_is_made(tmp_path: Path) -> None:
+    broken = tmp_path / "results" / "digits-2" / "rkd-seed0" / "record.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "fig2-of-before.svg").touch()
+    with pytest.raises(EdblError, match="not valid JSON"):
+        paper.page(tmp_path / "results", figures)
+    assert list(figures.iterdir())
+    broken.unlink()
+    paper.page(tmp_path / "results", figures)
+    assert not list(figures.iterdir())
+
+
+@pytest.mark.usefixtures("tiny")
 def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli: Cli, tmp_path: Path) -> None:
     places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--at-once", 1]
     first = cli("reproduce", "tiny", "--only", "rkd", "--seeds", 2, *places)

@@ -80,6 +80,27 @@ def test_a_method_file_with_options_of_its_own_and_several_seeds(cli: Cli, tmp_p
     assert [(record.status, record.recipe["options.share"]) for record in found] == [("done", 0.3)] * 2
 
 
+BROKEN = """
+from edbl.methods.rkd import RKD
+
+class Broken(RKD):
+    name = "broken"
+
+    def loss(self, batch):
+        assert not batch
+"""
+
+
+def test_of_a_bug_all_is_told_that_is_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    method = tmp_path / "broken.py"
+    method.write_text(BROKEN)
+    with pytest.raises(EdblError, match="1 of 1 runs failed"):
+        run_many([Job(recipe(str(method)), tmp_path / "run")], 1, Console())
+    told = capsys.readouterr().out
+    assert "assert not batch" in told
+    assert "AssertionError" in told
+
+
 FRAGILE = """
 import os, signal
 from pathlib import Path
@@ -302,6 +323,29 @@ def test_what_a_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with shared_gpu(50):
             assert os.environ[name] == value
         assert os.environ[name] == value
+
+
+def test_a_commit_is_that_of_the_package_and_not_of_what_encloses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*words: str) -> str:
+        usual = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", "-C", tmp_path, *usual, *words], capture_output=True, text=True, check=True
+        ).stdout
+
+    monkeypatch.delenv("EDBL_COMMIT", raising=False)
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    assert environment.commit() == ""
+    git("init")
+    git("commit", "--allow-empty", "-m", "of a user")
+    (tmp_path / "environment.py").touch()
+    assert environment.commit() == ""
+    git("add", "environment.py")
+    git("commit", "-m", "of the package")
+    assert environment.commit() == git("rev-parse", "HEAD").strip()
+    (tmp_path / "environment.py").write_text("changed")
+    assert environment.commit().endswith("-dirty")
 
 
 @pytest.mark.parametrize(("part", "name"), [(None, "GPU"), ("100", "GPU"), ("33", "GPU, 33% of it")])

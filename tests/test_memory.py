@@ -91,7 +91,10 @@ def test_parse(text: str, budget: Budget) -> None:
     assert Budget.parse(text) == budget
 
 
-@pytest.mark.parametrize("text", ["", "2000", "total", "total=", "total=-5", "total=2.5", "each=20", "total=20 images"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "2000", "total", "total=", "total=-5", "total=2.5", "each=20", "total=20 images", "total=" + "9" * 5000],
+)
 def test_parse_errors(text: str) -> None:
     with pytest.raises(EdblError) as caught:
         Budget.parse(text)

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,6 +256,9 @@ def test_a_full_disk_stops_the_run_with_a_message_and_it_resumes(tmp_path: Path,
     with full_disk(after=10), pytest.raises(EdblError, match="No space left"):
         run(recipe(), folder)
     assert not list(folder.rglob("*.tmp"))
+    with pytest.raises(Killed):
+        resume(folder, progress=KillIn(2, "train", 1))
+    assert (records.read(folder).status, records.read(folder).message) == ("running", "")
     assert_same(resume(folder), whole)
 
 
@@ -261,6 +266,57 @@ def test_two_processes_cannot_work_on_one_run(tmp_path: Path) -> None:
     folder = killed(tmp_path / "run", 1, "train", 0)
     with lock(folder), pytest.raises(EdblError, match="another process"):
         resume(folder)
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_as_it_is(
+    tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 0)
+    old = (folder / "record.json").read_bytes()
+    assert_same(resume(folder), whole)
+    done = (folder / "record.json").read_bytes()
+    (folder / "record.json").write_bytes(old)
+
+    @contextmanager
+    def late(path: Path) -> Iterator[None]:  # the other process ends while this one waits
+        (folder / "record.json").write_bytes(done)
+        yield
+
+    monkeypatch.setattr("edbl.engine.run.lock", late)
+    assert_same(resume(folder, progress=KillIn(0, "train", 0)), whole)
+
+
+def test_a_folder_that_another_process_took_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def late(path: Path) -> Iterator[None]:
+        (path / ".lock").touch()
+        (path / "record.json").write_text("of another")
+        yield
+
+    monkeypatch.setattr("edbl.engine.run.lock", late)
+    with pytest.raises(EdblError, match="exists already"):
+        run(recipe(), tmp_path / "run")
+    assert (tmp_path / "run" / "record.json").read_text() == "of another"
+
+
+@pytest.mark.parametrize(
+    ("change", "refused"),
+    [(("seed = 0", "seed = 7"), True), (('"mlp"', '"small"'), True), (("graph = true", "graph = false"), False)],
+)
+def test_a_recipe_that_has_changed_is_noticed(
+    tmp_path: Path, whole: Record, change: tuple[str, str], refused: bool
+) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 0)
+    text = (folder / "recipe.toml").read_text()
+    assert change[0] in text
+    (folder / "recipe.toml").write_text(text.replace(*change))
+    if refused:
+        with pytest.raises(EdblError, match=r"recipe\.toml has changed since the run began"):
+            resume(folder)
+    else:  # how it computes may change
+        assert_same(resume(folder), whole)
 
 
 def test_other_images_are_noticed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ ORDER_1993 = [
     66, 42, 22, 35, 86, 24, 34, 87, 21, 99, 0, 88, 27, 18, 94, 11, 12, 47, 25, 30, 46, 62, 69, 36, 61, 7, 63, 75, 5, 32,
     4, 51, 48, 73, 93, 39, 67, 29, 49, 57, 33,
 ]  # fmt: skip
+NINES = "9" * 5000  # more digits than Python reads as a number
 PETS = ("cat", "dog", "horse", "zebra", "fox")
 
 
@@ -157,6 +158,7 @@ def test_a_name_wins_over_a_number() -> None:
     [
         (["cat", "dgo", "horse", "zebra", "fox"], "unknown class 'dgo': did you mean 'dog'?"),
         (["cat", "dog", "horse", "zebra", "5"], "unknown class '5': known: cat, dog, fox, horse, zebra"),
+        (["cat", "dog", "horse", "zebra", NINES], f"unknown class '{NINES}': known: cat, dog, fox, horse, zebra"),
         (["cat", "dog", "horse", "zebra", "-1"], "unknown class '-1': known: cat, dog, fox, horse, zebra"),
         (["cat", "dog", "horse", "zebra", "cat"], "the class order names 'cat' more than once"),
         (["cat", "dog", "horse", "zebra", "0", "fox"], "the class order names 'cat' more than once"),

@@ -185,7 +185,7 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
     folder = out or _free(Path("runs/demo"))
     console.print(
         "Ten digits arrive two at a time; each learner may keep 50 images of the past.\n"
-        "Both train for the same number of epochs. No choice was made on the test images."
+        "RKD trains for at least as many epochs. No choice was made on the test images."
     )
     made = recipes()
     for recipe in made:
@@ -420,7 +420,7 @@ def reproduce(
     for experiment in experiments:
         console.print(Markdown(paper.shown(experiment, results)))
         for figure in paper.figure(experiment, results, runs).values():
-            console.print(f"figure: {runs / figure}", highlight=False, soft_wrap=True)
+            console.print(f"figure: {runs / figure}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("results")
@@ -448,7 +448,8 @@ def results_(
         write_atomic(readme, paper.with_tables(text, results).encode())
     write_atomic(out, page.encode())
     write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
-    console.print(f"results: {out} and {out.with_name('calibration.md')}", highlight=False, soft_wrap=True)
+    told = f"results: {out} and {out.with_name('calibration.md')}"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -485,7 +486,8 @@ def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Data
     from edbl.data import datasets, download
 
     for remote in datasets.source(name).files:
-        console.print(f"{download.fetch(remote, download.data_dir(data_dir))} is complete", highlight=False)
+        told = f"{download.fetch(remote, download.data_dir(data_dir))} is complete"
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 
 @data_app.command()
@@ -507,7 +509,13 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
 
 @contextmanager
 def _bars(folder: Path) -> Iterator["Bars"]:
-    with _interruptible(lambda: f"`edbl resume {folder}` goes on from the last checkpoint"), _live() as bars:
+    def how() -> str:
+        from edbl.records import RECORD
+
+        begun = (folder / RECORD).exists()
+        return f"`edbl resume {folder}` goes on from the last checkpoint" if begun else "the same command starts again"
+
+    with _interruptible(how), _live() as bars:
         yield bars
 
 
@@ -543,7 +551,7 @@ def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None
     console.print(run_table(found))
     with console.status("making the report"):
         written = write_report(folders, page)
-    console.print(f"report: {written}", highlight=False, soft_wrap=True)
+    console.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _order(text: str | None) -> str | tuple[str, ...] | None:

@@ -1,4 +1,4 @@
-"""The demo: basic RKD and EDBL on scikit-learn's digits, with the same memory and the same number of epochs."""
+"""The demo: basic RKD and EDBL on scikit-learn's digits, with the same memory; RKD trains at least as long."""
 
 from edbl.config import flatten
 from edbl.methods.edbl import EDBL

@@ -25,7 +25,7 @@ class Budget:
     @staticmethod
     def parse(text: str) -> "Budget":
         """Read ``total=2000`` or ``per_class=20``."""
-        match = re.fullmatch(r"\s*(total|per_class)\s*=\s*(\d+)\s*", text)
+        match = re.fullmatch(r"\s*(total|per_class)\s*=\s*(\d{1,18})\s*", text)
         if not match:
             raise EdblError(f"memory '{text}' is not understood: write total=2000 or per_class=20")
         kind: Literal["total", "per_class"] = "total" if match[1] == "total" else "per_class"

@@ -20,6 +20,7 @@ from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
 RECIPE = "recipe.toml"  # in the folder of a run
+HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
 
 

@@ -103,7 +103,7 @@ def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
     if isinstance(order, str):
         if not order.isdecimal():
             raise unknown("class order", order, ["natural", "1993"])
-        if int(order) >= 2**32:
+        if len(order) > 10 or int(order) >= 2**32:
             raise EdblError(f"class order {order} is too large for a seed: at most {2**32 - 1}")
         return [int(k) for k in np.random.RandomState(int(order)).permutation(len(names))]
     found = find_classes(order, names)
@@ -119,7 +119,7 @@ def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
     for word in wanted:
         if word in index:
             found.append(index[word])
-        elif word.isdecimal() and int(word) < len(names):
+        elif word.isdecimal() and len(word) < 10 and int(word) < len(names):
             found.append(int(word))
         else:
             raise unknown("class", word, names)

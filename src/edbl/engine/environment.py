@@ -42,6 +42,7 @@ def commit() -> str:
         return given
     here = Path(__file__).parent
     try:
+        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # not of a repository that only encloses it
         head = _git(here, "rev-parse", "HEAD")
         return head + ("-dirty" if _git(here, "status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):

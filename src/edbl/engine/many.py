@@ -13,6 +13,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -133,7 +134,7 @@ def run_many(
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
     left: Collection[int] = range(len(jobs))
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
         shown = [bars.add_task(name, total=1.0) for name in names]
 
@@ -149,7 +150,8 @@ def run_many(
                     failed[place] = error
                 else:
                     broken[place] = error
-                console.print(f"{jobs[place].folder}: {error or 'done'}", highlight=False, soft_wrap=True)
+                told = f"{jobs[place].folder}: {_told(error)}"
+                console.print(told, markup=False, highlight=False, soft_wrap=True)
             left = broken
             if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
                 break
@@ -159,6 +161,15 @@ def run_many(
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(job.folder) for job in jobs]
+
+
+def _told(error: BaseException | None) -> str:
+    """Return how a run ended: done, what was wrong, or of a bug all that is known."""
+    if error is None:
+        return "done"
+    if isinstance(error, EdblError | BrokenProcessPool | _NoGpu):
+        return str(error)
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _ended(

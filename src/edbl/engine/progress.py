@@ -121,7 +121,7 @@ class Bars(Count):
 
     def say(self, message: str) -> None:
         """Print a line above the bars."""
-        self.console.print(message, highlight=False)
+        self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Table:
         trained, elapsed = self.done - self.start, max(time.monotonic() - self._began, 1e-6)

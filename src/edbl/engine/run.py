@@ -1,6 +1,7 @@
 """One run, from recipe to record: every task learnt, evaluated and saved; killed at any moment, it can go on."""
 
 import hashlib
+import json
 import re
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.files import lock, sweep, write_atomic
 from edbl.memory import Budget
-from edbl.recipe import RECIPE, Recipe, StreamSettings
+from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
 from edbl.records import Record
 
 CHECKPOINTS = "checkpoints"
@@ -34,30 +35,40 @@ def run(
     """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``)."""
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
-        raise EdblError(f"output folder {folder} exists already; use `edbl resume {folder}` or another --out")
+        raise _taken(folder)
     session = _Session(recipe, data_dir, progress or Progress())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
     with lock(folder):
+        if not is_free(folder):  # another process was faster
+            raise _taken(folder)
         sweep(folder)
         write_atomic(folder / RECIPE, recipe.toml().encode())
-        record = session.new_record()
-        records.write(record, folder)
-        return session.go(folder, record)
+        return session.go(folder, session.new_record())
 
 
 def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progress | None = None) -> Record:
     """Go on with a run that was stopped; a finished one is returned as it is."""
     folder = Path(folder)
+    if records.read(folder).status != "done":
+        with lock(folder):
+            return _resume(folder, data_dir, progress or Progress())
+    return _done(folder)
+
+
+def _resume(folder: Path, data_dir: Path | None, progress: Progress) -> Record:
+    """Go on with a run that nobody else works at, from what its record says now."""
     record = records.read(folder)
-    if record.status == "done":
-        _tidy(Checkpoints(folder / CHECKPOINTS), record)
-        return record
+    if record.status == "done":  # by another process, since it was looked at
+        return _done(folder)
     if record.data not in datasets.DATASETS and not datasets.is_folder(record.data):
         raise EdblError(f"the images of run {folder} are in '{record.data}', which is not here; go on where it began")
-    session = _Session(Recipe.read(folder / RECIPE), data_dir, progress or Progress())
+    session = _Session(Recipe.read(folder / RECIPE), data_dir, progress)
+    planned = json.loads(json.dumps(session.recipe.values()))  # as a record has it
+    if any(planned.get(key) != value for key, value in record.recipe.items() if key not in HOW):
+        raise EdblError(f"{folder / RECIPE} has changed since the run began; undo that, or start a new run")
     if record.method_digest != session.method_digest:
         raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
     if record.data_fingerprint != session.fingerprint:
@@ -67,14 +78,24 @@ def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progre
         record.notes = [*record.notes, f"{since} by commit {commit or 'unknown'}"]
     if (device := environment.describe(session.learner.device)) != record.device:
         record.notes = [*record.notes, f"{since} with {device}"]
-    with lock(folder):
-        sweep(folder)
-        return session.go(folder, record)
+    sweep(folder)
+    return session.go(folder, record)
+
+
+def _done(folder: Path) -> Record:
+    """Return the record of a run that is done; a kill at its very end may have left checkpoints."""
+    record = records.read(folder)
+    _tidy(Checkpoints(folder / CHECKPOINTS), record)
+    return record
 
 
 def _tidy(checkpoints: Checkpoints, done: Record) -> None:
     """Of a run that is done, keep the state after the last task alone."""
     checkpoints.forget(set(checkpoints.names()) - {f"task-{len(done.task_sizes) - 1}"})
+
+
+def _taken(folder: Path) -> EdblError:
+    return EdblError(f"output folder {folder} exists already; use `edbl resume {folder}` or another --out")
 
 
 def is_free(folder: Path) -> bool:
@@ -155,6 +176,7 @@ class _Session:
         """Learn all tasks that are not learnt yet."""
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         first = self.restore(checkpoints, record)
+        records.write(record, folder)
         planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
         title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
         self.progress.say(f"run folder: {folder}")
@@ -182,7 +204,7 @@ class _Session:
         if found:
             first = found[0] + 1
             self.learner.load(found[1], self.stream.sizes[:first])
-        record.status = "running"
+        record.status, record.message = "running", ""
         for per_task in (record.seconds, record.timings, record.losses):
             del per_task[first:]
         record.confusions = {k: v[:first] for k, v in record.confusions.items()}

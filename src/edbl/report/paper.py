@@ -10,13 +10,12 @@ from edbl import calibration, records
 from edbl.errors import EdblError, unknown
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
 from edbl.files import write_atomic
-from edbl.recipe import RECIPE, Recipe
+from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
-HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
 HEAD = """# Results
 
 Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
@@ -172,8 +171,7 @@ def page(results: Path, figures: Path) -> str:
     if not results.is_dir():
         raise EdblError(f"there is no folder of results {results}")
     figures.mkdir(parents=True, exist_ok=True)
-    for older in figures.glob("fig*.svg"):
-        older.unlink()
+    drawn: set[str] = set()
     parts = [HEAD]
     for experiment in EXPERIMENTS.values():
         parts.append(f"## {experiment.title}\n\n```console no-run\n$ edbl reproduce {experiment.name}\n```\n")
@@ -182,8 +180,13 @@ def page(results: Path, figures: Path) -> str:
             if experiment.name == "table3":
                 parts.append(f"Average incremental accuracy, CNN and NME:\n\n{ablation(results)}\n")
         else:
-            parts.append(_panels(experiment, figure(experiment, results, figures), figures.name) + "\n")
+            names = figure(experiment, results, figures)
+            drawn |= set(names.values())
+            parts.append(_panels(experiment, names, figures.name) + "\n")
     parts.append("## Runs\n\n" + _runs(results) + "\n")
+    for older in figures.glob("fig*.svg"):
+        if older.name not in drawn:
+            older.unlink()
     return "\n".join(parts)
 
 

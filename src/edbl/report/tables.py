@@ -166,7 +166,7 @@ class Group:
             for part, seconds in [*parts, ("other", max(rest, 0.0))]:
                 totals[part] = totals.get(part, 0.0) + seconds / len(self.records)
         other = totals.pop("other")
-        return totals | ({"other": other} if other > 0 else {})
+        return totals | ({"other": other} if other > 1e-3 else {})
 
     @cached_property
     def _summaries(self) -> dict[str, list[dict[str, float]]]:
