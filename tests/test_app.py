@@ -28,6 +28,7 @@ from edbl.app.learn import HELD_KEPT, increment
 from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
+from edbl.files import lock
 from tests.conftest import Cli, Finished
 from tests.photos import QUICK, SHORT, write_digits
 from tests.test_bundle import referenced
@@ -344,12 +345,55 @@ def test_an_image_that_the_model_keeps_under_another_name(tmp_path: Path, cli: C
     assert [(k.name, k.images) for k in store.read(model).classes] == [("digit 1", 5), ("digit 2", 5), ("zero", 5)]
 
 
-def test_an_image_of_two_classes_may_come_again(tmp_path: Path, cli: Cli) -> None:
+def test_an_image_in_two_classes_is_refused(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
     shutil.copy(folder / "digit 0" / "000.png", folder / "digit 1" / "same.png")
+    said = refused(cli, "learn", model, folder, *SHORT)
+    assert "same.png, given as 'digit 1', is the same image as" in said
+    assert "000.png, given as 'digit 0'" in said
+    assert not model.exists()
+
+
+def test_a_model_among_the_photos_is_refused(tmp_path: Path, cli: Cli) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    assert "lies among the photos" in refused(cli, "learn", folder / "model", folder, *SHORT)
+    assert not (folder / "model").exists()
+
+
+def test_a_first_increment_that_is_under_way_is_left_alone(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    (model / "increment").mkdir(parents=True)
+    (model / "increment" / "images.npy").touch()
+    with lock(model):  # as by a process that still reads its photos
+        assert "another process" in refused(cli, "learn", model, folder, *SHORT)
+        assert (model / "increment" / "images.npy").exists()
+        assert (model / ".lock").exists()
+
+
+def test_a_smaller_memory_is_kept_to_when_no_new_class_comes(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 8, 1: 8}), *SHORT, "--memory", "per_class=6")
+    more = write_digits(tmp_path / "b", {0: 12})
+    shutil.rmtree(tmp_path / "a")
+    learn(cli, model, more, "--memory", "per_class=2")
+    assert [len(known.exemplars) for known in store.read(model).classes] == [2, 2]
+
+
+def test_a_class_that_learns_nothing_is_not_refreshed(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
     learn(cli, model, folder, *SHORT)
-    write_digits(folder, {2: 3})
+    assert cli("forget", model, "digit 0").code == 0
     learn(cli, model, folder)
+    event = store.read(model).history[-1]
+    assert (event.classes, event.refreshed) == (["digit 0"], [])
+
+
+@pytest.mark.parametrize("given", ["[0.5,0.5]", "[0.5,0.5,0.5,0.5]"])
+def test_channels_that_photos_do_not_have(tmp_path: Path, cli: Cli, given: str) -> None:
+    folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    said = refused(cli, "learn", tmp_path / "model", folder, *SHORT, "--set", f"data.mean={given}")
+    assert "data.mean and data.std need 3 values" in said
+    assert not (tmp_path / "model").exists()
 
 
 def test_what_is_known_already_is_not_learnt(tmp_path: Path, cli: Cli) -> None:

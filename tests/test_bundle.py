@@ -246,13 +246,23 @@ def test_what_a_killed_writer_left_is_removed(model: Path) -> None:
     weights = (model / store.WEIGHTS).read_bytes()
     (model / store.NEW).write_bytes(b"never committed")
     (model / store.EXEMPLARS / f"{'0' * 32}.png").write_bytes(b"")
-    (model / ".model.json.123.tmp").write_bytes(b"")
+    left = model / f".model.json.{'1' * 32}.tmp"
+    left.write_bytes(b"")
     with store.locked(model):
         pass
     assert referenced(model)
     assert not (model / store.NEW).exists()
-    assert not (model / ".model.json.123.tmp").exists()
+    assert not left.exists()
     assert (model / store.WEIGHTS).read_bytes() == weights
+
+
+def test_what_a_user_put_there_stays(model: Path) -> None:
+    mine = [model / store.EXEMPLARS / "my-cat.png", model / ".draft.tmp"]
+    for path in mine:
+        path.touch()
+    with store.locked(model):
+        pass
+    assert all(path.exists() for path in mine)
 
 
 @pytest.mark.usefixtures("_server")

@@ -18,6 +18,7 @@ import pytest
 from edbl.data import download
 from edbl.data.download import Remote
 from edbl.errors import EdblError
+from tests.conftest import Cli
 
 CONTENT = bytes(range(256)) * 4000  # four reads' worth
 
@@ -74,6 +75,14 @@ def test_data_dir_prefers_the_argument_then_the_environment(monkeypatch: pytest.
     monkeypatch.setenv("EDBL_DATA", "~/there")
     assert download.data_dir() == tmp_path / "there"
     assert download.data_dir(Path("~/here")) == tmp_path / "here"
+
+
+def test_a_home_folder_that_does_not_exist(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    monkeypatch.setenv("EDBL_DATA", "~nobody-of-this-name/data")
+    with pytest.raises(EdblError, match="there is no home folder for"):
+        download.data_dir()
+    done = cli("run", "rkd", "--data", "~nobody-of-this-name/photos")
+    assert (done.code, "there is no home folder for" in done.err) == (2, True)
 
 
 def test_fetch_downloads_and_leaves_nothing_else(server: Server, tmp_path: Path) -> None:

@@ -253,6 +253,21 @@ def test_layouts_are_the_same_images() -> None:
     np.testing.assert_allclose(last._learnt.model.learner.recipe.data.std, channels.std(0), rtol=1e-5)
 
 
+def test_channels_that_images_do_not_have() -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (30, 12, 8, 3)).astype(np.uint8)
+    with pytest.raises(ValueError, match=r"data\.mean and data\.std need 3 values"):
+        quick(options={"data.mean": [0.5, 0.5]}).fit(colour, np.arange(30) % 2)
+
+
+def test_a_load_while_another_process_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(epochs=1).fit(*only((0, 1))).save(tmp_path)
+    first = (tmp_path / "estimator.json").read_bytes()
+    quick(epochs=2).fit(*only((0, 1))).save(tmp_path)
+    read, looks = Path.read_bytes, iter([first])  # the first look is at what is about to be replaced
+    monkeypatch.setattr(Path, "read_bytes", lambda path: next(looks, None) or read(path))
+    assert EDBLClassifier.load(tmp_path).epochs == 2
+
+
 def test_images_that_do_not_go_together_are_refused() -> None:
     y = Y[:40]
     bytes_, shares = (IMAGES[:40] * 15).astype(np.uint8), IMAGES[:40] / 16

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from edbl.data import folder as folder_module
 from edbl.data.folder import decode, in_threads, load_folder
@@ -137,6 +137,12 @@ def test_test_folder_without_train_folder(tmp_path: Path) -> None:
     assert "has a folder 'test' but no folder 'train'" in message(tmp_path)
 
 
+def test_accents_may_be_written_in_two_ways(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 3, "caf\u00e9": 3})
+    fill(tmp_path / "test", {"a": 1, "cafe\u0301": 2})
+    assert load_folder(tmp_path).test.y.tolist() == [0, 1, 1]
+
+
 def test_test_class_that_is_not_in_train(tmp_path: Path) -> None:
     fill(tmp_path / "train", {"a": 3, "b": 3})
     fill(tmp_path / "test", {"a": 3, "b": 3, "zebra": 1})
@@ -198,6 +204,35 @@ def test_exif_rotation_is_applied(tmp_path: Path) -> None:
     x = load_folder(tmp_path, image_size=16).test.x[0]
     assert int(x[:, :8].max()) == 0
     assert int(x[:, 8:].min()) == 255
+
+
+@pytest.mark.parametrize(("tag", "value"), [(0x011A, "72"), (0x0128, "in"), (0x0100, "8x8")])
+def test_odd_tags_do_not_spoil_a_turned_photo(tmp_path: Path, tag: int, value: str) -> None:
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:, 8:] = 255
+    entry = struct.pack("<HHI4s", tag, 2, len(value) + 1, value.encode())
+    turned = struct.pack("<HHI4s", 0x0112, 3, 1, struct.pack("<HH", 6, 0))
+    block = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 2) + b"".join(sorted([entry, turned])) + bytes(4)
+    Image.fromarray(pixels).save(tmp_path / "odd.jpg", exif=block, quality=100)
+    found = decode(tmp_path / "odd.jpg", 16).pixels
+    assert found is not None
+    assert found[:, :6].max() < 60
+    assert found[:, 10:].min() > 190
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_photos_are_turned_as_pillow_turns_them(tmp_path: Path, orientation: int) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 12, 3)).astype(np.uint8))
+    exif = image.getexif()
+    exif[0x0112] = orientation
+    for end in ("png", "tif", "webp"):
+        path = tmp_path / f"turned.{end}"
+        image.save(path, exif=exif, lossless=True)  # which PNG and TIFF are anyway
+        with Image.open(path) as stored:
+            right = np.asarray(ImageOps.exif_transpose(stored).convert("RGB"))
+        found = decode(path, 12).pixels
+        assert found is not None
+        np.testing.assert_array_equal(found.transpose(1, 2, 0), right)
 
 
 def write_cmyk(path: Path) -> None:

@@ -1,6 +1,7 @@
 """Files that are whole or not there at all."""
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Iterator
@@ -8,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from edbl.errors import EdblError
+
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `write_atomic` calls a file that is not whole yet
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -34,7 +37,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 def sweep(folder: Path) -> None:
     """Remove what writers that were killed left behind in ``folder`` and below it."""
     for left in folder.rglob(".*.tmp"):
-        left.unlink(missing_ok=True)
+        if TEMPORARY.fullmatch(left.name):
+            left.unlink(missing_ok=True)
 
 
 @contextmanager

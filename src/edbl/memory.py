@@ -76,12 +76,16 @@ class Memory:
         self.classes += _best(new, range(old, seen), quotas[old:], features)
 
     def choose_again(self, classes: Collection[int], features: Features) -> None:
-        """Herd exemplars anew from what is kept of some classes, which may be more than their quota."""
+        """Herd exemplars anew from what is kept of some classes, perhaps more than their quota; trim the others."""
         quotas, chosen = self.budget.quotas(len(self.classes)), sorted(classes)
+        best: dict[int, Images] = {}
         if chosen:
-            best = _best(self.images.of(chosen), chosen, [quotas[k] for k in chosen], features)
-            for k, images in zip(chosen, best, strict=True):
-                self.classes[k] = images
+            found = _best(self.images.of(chosen), chosen, [quotas[k] for k in chosen], features)
+            best = dict(zip(chosen, found, strict=True))
+        self.classes = [
+            best.get(k, Images(images.x[:quota], images.y[:quota]))
+            for k, (images, quota) in enumerate(zip(self.classes, quotas, strict=True))
+        ]
 
     def with_new(self, new: Images, features: Features) -> "Memory":
         """Return what `update` would make of this memory, which stays as it is."""

@@ -43,6 +43,12 @@ class DataSettings:
         0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
     )
 
+    def check(self, channels: int) -> None:
+        """Raise if images of so many channels cannot be normalised."""
+        given = len(self.mean), len(self.std)
+        if not set(given) <= {1, channels}:
+            raise EdblError(f"data.mean and data.std need {channels} values, one per channel, not {given}")
+
     def transform(self, device: torch.device) -> Transform:
         """Return what happens to images on their way to the network."""
         return Transform.of(self.augment, self.pad, self.mean, self.std, device, self.brightness, self.cutout)

@@ -268,7 +268,8 @@ def orphans(folder: Path, bundle: Bundle) -> list[Path]:
     found = []
     for kind in (EXEMPLARS, VALIDATION):
         wanted = set(bundle.files(kind))
-        found += [path for path in (folder / kind).glob("*.png") if path.name not in wanted]
+        own = [path for path in (folder / kind).glob("*.png") if IMAGE.fullmatch(path.name)]
+        found += [path for path in own if path.name not in wanted]
     return found
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -44,6 +44,7 @@ READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
 IDLE = ("stream.", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # recipe keys without effect here
 WEIGHTS = ("estimator.safetensors", "estimator.safetensors.new")
+TRIES = 5  # to read what another process may be saving
 PARAMETERS = {  # recipe keys that are parameters of the estimator
     "method": "method",
     "memory": "memory",
@@ -403,7 +404,10 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 scaled = schedule.scaled(max(1, round(schedule.epochs * epochs / usual.schedule.epochs)))
                 given |= config.flatten(replace(scaled, lr=schedule.lr * (rate / usual.schedule.lr)), prefix)
         given["optim.warmup"] = min(usual.optim.warmup, epochs // 6)
-        return Recipe.of(given, options)
+        recipe = Recipe.of(given, options)
+        if isinstance(read, _Images):
+            recipe.data.check(read.shape[0])
+        return recipe
 
     def _value(self, parameter: str, key: str, usual: Any) -> Any:
         """Return a parameter, checked as the recipe key that it stands for."""
@@ -531,14 +535,16 @@ def _digest(data: bytes, values: Mapping[str, Any]) -> str:
 def _saved(folder: Path) -> tuple[str, dict[str, Any], bytes]:
     """Return what is saved in a folder, and the name of the file that holds the weights.
 
-    New weights wait beside the old ones until the JSON that vouches for them is written.
+    New weights wait beside the old ones until the JSON that vouches for them is written. Both may be replaced while
+    they are read, so several tries are made.
     """
-    described = json.loads((folder / "estimator.json").read_bytes())
-    for name in WEIGHTS:
-        if (folder / name).exists():
-            data = (folder / name).read_bytes()
-            if _digest(data, described["values"]) == described["sha256"]:
-                return name, described["values"], data
+    for _ in range(TRIES):
+        described = json.loads((folder / "estimator.json").read_bytes())
+        for name in WEIGHTS:
+            with suppress(FileNotFoundError):
+                data = (folder / name).read_bytes()
+                if _digest(data, described["values"]) == described["sha256"]:
+                    return name, described["values"], data
     raise ValueError("the checksum is wrong")
 
 

@@ -31,7 +31,10 @@ FORMAT = "1"  # of the metadata
 TOLERANCE = 1e-4  # most by which an output may differ from the model's own
 CHECKED = 64  # most exemplars that it is checked on
 LIMIT = 2_000_000_000  # bytes of weights; ONNX files end at 2 GiB
-RESIZE = "turn as EXIF says, convert to RGB, cut out the centre square, scale it to the size with Pillow's BICUBIC"
+RESIZE = (
+    "turn as EXIF says, convert to RGB with white for what is transparent, cut out the centre square, "
+    "scale it to the size with Pillow's BICUBIC"
+)
 
 
 class Scorer(NamedTuple):

@@ -83,16 +83,16 @@ def increment(
     request.check()
     there = folder.exists()
     made = _make(folder, request)
-    try:
-        with store.locked(folder):
+    with store.locked(folder):
+        try:
             yield _begin(folder, request, device, discard, say)
-    finally:
-        if made and not store.exists(folder) and not store.begun(folder):
-            store.discard(folder)
-            with suppress(OSError):
-                (folder / ".lock").unlink()
-                if not there:
-                    folder.rmdir()
+        finally:  # still locked: else what lies there might be another process's
+            if made and not store.exists(folder) and not store.begun(folder):
+                store.discard(folder)
+                with suppress(OSError):
+                    (folder / ".lock").unlink()
+                    if not there:
+                        folder.rmdir()
 
 
 def _make(folder: Path, request: Request) -> bool:
@@ -107,6 +107,8 @@ def _make(folder: Path, request: Request) -> bool:
         )
     if inside := [name for name in request.folders if Path(name).resolve().is_relative_to(folder.resolve())]:
         raise EdblError(f"{inside[0]} lies in the model {folder}, which changes; move the photos elsewhere")
+    if around := [name for name in request.folders if folder.resolve().is_relative_to(Path(name).resolve())]:
+        raise EdblError(f"the model {folder} lies among the photos in {around[0]}; give it a place elsewhere")
     if there:
         return False
     if not request.folders:
@@ -230,6 +232,7 @@ def _choose(
     readable = {label for label, d in zip(labels, digests, strict=True) if d}
     if empty := [name for name in names if number[name] not in readable]:
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
+    _check_twins(found, digests)
     if base:
         _check_owners(folder, found, digests, base.bundle)
     train, held = _split(names, labels, digests, settings, base)
@@ -254,6 +257,17 @@ def _choose(
     )
     write_atomic(place / BEGUN, json.dumps(dataclasses.asdict(begun)).encode())
     return begun
+
+
+def _check_twins(found: Sequence[files.Photo], digests: Sequence[str]) -> None:
+    """Refuse images that are given as those of two classes."""
+    met: dict[str, files.Photo] = {}
+    for photo, digest in zip(found, digests, strict=True):
+        if digest and (other := met.setdefault(digest, photo)).name != photo.name:
+            raise EdblError(
+                f"{shown(photo.path)}, given as '{photo.name}', is the same image as {shown(other.path)}, given as "
+                f"'{other.name}'\nremove it from one of them"
+            )
 
 
 def _check_owners(folder: Path, found: Sequence[files.Photo], digests: Sequence[str], bundle: Bundle) -> None:
@@ -365,7 +379,7 @@ class Increment:
             kind="learn",
             date=_now(),
             classes=new,
-            refreshed=[name for name in begun.names if name in old],
+            refreshed=[name for name in begun.names if name in old and name in names],
             images=len(begun.train),
             exemplars=len(model.memory),
             seconds=round(time.monotonic() - self.started, 2),

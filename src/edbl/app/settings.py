@@ -269,7 +269,9 @@ def recipe(settings: Settings, images: int, length: float = 1.0) -> Recipe:
                 shorter = Schedule(shorter.epochs, preset.balance_lr / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
     known = Recipe.keys(settings.method)
-    return Recipe.of({k: v for k, v in values.items() if k in known} | settings.given)
+    made = Recipe.of({k: v for k, v in values.items() if k in known} | settings.given)
+    made.data.check(channels=3)
+    return made
 
 
 def build(settings: Settings, made: Recipe, device: str, progress: Progress | None = None) -> Model:

@@ -117,7 +117,7 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
     ``data_dir`` is where the files of named data sets lie. ``image_size`` and ``skip_bad`` are for folders only.
     """
     if is_folder(name):
-        return load_folder(Path(name).expanduser(), image_size=image_size, skip_bad=skip_bad)
+        return load_folder(download.at_home(Path(name)), image_size=image_size, skip_bad=skip_bad)
     found = source(name)
     if image_size:
         raise EdblError(f"the image size can only be set for a folder of images, and {name} is none: leave it out")

@@ -38,7 +38,17 @@ class Remote:
 
 def data_dir(path: Path | None = None) -> Path:
     """Return the folder of the data sets: ``path``, else ``$EDBL_DATA``, else ``~/.cache/edbl``."""
-    return Path(path or os.environ.get("EDBL_DATA") or "~/.cache/edbl").expanduser()
+    return at_home(Path(path or os.environ.get("EDBL_DATA") or "~/.cache/edbl"))
+
+
+def at_home(path: Path) -> Path:
+    """Return a path with the home folder for its ``~``."""
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise EdblError(
+            f"there is no home folder for '{path}'; give a whole path, for data sets in EDBL_DATA"
+        ) from error
 
 
 def missing(remote: Remote, folder: Path) -> EdblError:

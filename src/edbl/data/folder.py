@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from rich.console import Console
 from rich.progress import Progress
 
@@ -28,6 +28,15 @@ DEFAULT_SIZE = 32
 TEST_EVERY = 5  # where there is no test folder, every 5th image is a test image
 NAMED = 5  # files named in a message before the rest is only counted
 PATIENCE = 1.0  # seconds before a progress bar appears
+TURNS = {  # by EXIF's orientation
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -190,14 +199,20 @@ def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], 
     if test is None:
         _check_filled(files, classes, walk, (train,))
         return classes, files
-    label = {name: k for k, name in enumerate(classes)}
+    label = {_composed(name): k for k, name in enumerate(classes)}
     folders = walk.folders(test)
-    extra = [shown(name) for name in folders if name not in label]
+    extra = [shown(name) for name in folders if _composed(name) not in label]
     if extra:
         raise EdblError(f"{test} has classes that {train} has not: {first(extra)}")
-    files += [_File(path, label[name], True) for name, place in folders.items() for path in walk.images(place)]
+    placed = [(label[_composed(name)], path) for name, place in folders.items() for path in walk.images(place)]
+    files += [_File(path, k, True) for k, path in placed]
     _check_filled(files, classes, walk, (train, test))
     return classes, files
+
+
+def _composed(name: str) -> str:
+    """Return a name with its accents written in the one way, since systems write them in several."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: Walk, places: Sequence[Path]) -> None:
@@ -281,9 +296,16 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
                 image.draft(None, (2 * size, 2 * size))
             if image.width * image.height > MAX_PIXELS:
                 raise _BadImage("more than 100 million pixels")
-            return Decoded(_square(_rgb(ImageOps.exif_transpose(image)), size), converted=image.mode != "RGB")
+            return Decoded(_square(_rgb(_upright(image)), size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         return Decoded(None, bad=_reason(error))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Return an image as it should be seen; `ImageOps.exif_transpose` fails where other tags of it are odd."""
+    image.load()  # a TIFF file turns itself
+    turn = TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if turn is None else image.transpose(turn)
 
 
 def _reason(error: Exception) -> str:

@@ -140,9 +140,8 @@ class _Session:
         Budget.parse(recipe.memory).check(len(order))
         self.stream = Stream(dataset, order, sizes, device)
         shape = dataset.train.x.shape[1:]
-        channels = len(settings.mean), len(settings.std)
-        if len(shape) == 3 and not set(channels) <= {1, shape[0]}:
-            raise EdblError(f"data.mean and data.std need {shape[0]} values, one per channel, not {channels}")
+        if len(shape) == 3:
+            settings.check(shape[0])
         self.transform = settings.transform(device)
         own = recipe.method.endswith(".py")
         self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
