@@ -223,7 +223,7 @@ def test_what_is_done_needs_no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_that_was_killed_before_its_record_begins_anew(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    for name in (".lock", "recipe.toml", ".record.json.0.tmp"):
+    for name in (".lock", "recipe.toml", f".record.json.{'0' * 32}.tmp"):
         (folder / name).touch()
     assert run_many([Job(recipe(), folder)], 1, QUIET)[0].status == "done"
 

@@ -105,7 +105,7 @@ def test_a_process_killed_for_real_resumes_to_the_same_bits(tmp_path: Path, whol
     stopped = records.read(folder)
     assert stopped.status == "running"
     assert len(stopped.seconds) < 3
-    (folder / "checkpoints" / ".left.tmp").write_bytes(b"half of a file")
+    (folder / "checkpoints" / f".left.{'0' * 32}.tmp").write_bytes(b"half of a file")
     subprocess.run([sys.executable, "-m", "edbl", "resume", str(folder)], env=one_thread, check=True)
     resumed = records.read(folder)
     assert resumed.status == "done"

@@ -20,7 +20,7 @@ def test_a_run_that_ended_before_its_record_begins_anew(written: int, tmp_path: 
         run(recipe(), tmp_path)
     names = {".lock", "recipe.toml", "confusions.npz"}
     assert {path.name for path in tmp_path.iterdir()} <= names
-    (tmp_path / ".record.json.0.tmp").touch()
+    (tmp_path / f".record.json.{'0' * 32}.tmp").touch()
     assert run(recipe(), tmp_path).status == "done"
     assert not list(tmp_path.glob(".*.tmp"))
 

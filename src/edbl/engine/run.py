@@ -20,7 +20,7 @@ from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
-from edbl.files import lock, sweep, write_atomic
+from edbl.files import TEMPORARY, lock, sweep, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
 from edbl.records import Record
@@ -100,7 +100,7 @@ def _taken(folder: Path) -> EdblError:
 
 def is_free(folder: Path) -> bool:
     """Tell whether a run may start in ``folder``: it holds nothing but what one killed before its record left."""
-    names = {path.name for path in folder.iterdir() if not path.match(".*.tmp")}
+    names = {path.name for path in folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
     return not names or (".lock" in names and names <= {".lock", RECIPE, records.CONFUSIONS})
 
 
