@@ -52,17 +52,18 @@ def run(
 def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progress | None = None) -> Record:
     """Go on with a run that was stopped; a finished one is returned as it is."""
     folder = Path(folder)
-    if records.read(folder).status != "done":
-        with lock(folder):
-            return _resume(folder, data_dir, progress or Progress())
-    return _done(folder)
-
-
-def _resume(folder: Path, data_dir: Path | None, progress: Progress) -> Record:
-    """Go on with a run that nobody else works at, from what its record says now."""
     record = records.read(folder)
-    if record.status == "done":  # by another process, since it was looked at
-        return _done(folder)
+    if record.status != "done":
+        with lock(folder):
+            record = records.read(folder)  # another process may have gone on meanwhile
+            if record.status != "done":
+                return _go_on(folder, record, data_dir, progress or Progress())
+    _tidy(Checkpoints(folder / CHECKPOINTS), record)  # a kill at its very end may have left some
+    return record
+
+
+def _go_on(folder: Path, record: Record, data_dir: Path | None, progress: Progress) -> Record:
+    """Go on with a run that is locked, unless something is not as it was."""
     if record.data not in datasets.DATASETS and not datasets.is_folder(record.data):
         raise EdblError(f"the images of run {folder} are in '{record.data}', which is not here; go on where it began")
     session = _Session(Recipe.read(folder / RECIPE), data_dir, progress)
@@ -80,13 +81,6 @@ def _resume(folder: Path, data_dir: Path | None, progress: Progress) -> Record:
         record.notes = [*record.notes, f"{since} with {device}"]
     sweep(folder)
     return session.go(folder, record)
-
-
-def _done(folder: Path) -> Record:
-    """Return the record of a run that is done; a kill at its very end may have left checkpoints."""
-    record = records.read(folder)
-    _tidy(Checkpoints(folder / CHECKPOINTS), record)
-    return record
 
 
 def _tidy(checkpoints: Checkpoints, done: Record) -> None:
