@@ -142,13 +142,17 @@ def herd(vectors: Tensor, count: int, there: Tensor | None = None) -> Tensor:
     vectors count, and picks beyond a set's size mean nothing.
     """
     there = torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device) if there is None else there
-    mean = (vectors * there.unsqueeze(-1)).sum(-2) / there.sum(-1, keepdim=True)
+    # PyTorch cuts long sums and matrix products up by the multiprocessors that are there. So that picks do not depend on
+    # them, the long sums are float64 and rounded, and the products are short sums.
+    total = (vectors * there.unsqueeze(-1)).sum(-2, dtype=torch.float64)
+    mean = (total / there.sum(-1, keepdim=True)).to(vectors.dtype)
     squares = vectors.square().sum(-1).where(there, torch.inf)
     missing = torch.zeros_like(mean)  # k * mean - sum of earlier picks
     picks = []
     for _ in range(min(count, vectors.shape[-2])):
         missing = missing + mean
-        pick = (squares - 2 * (vectors @ missing.unsqueeze(-1)).squeeze(-1)).argmin(-1, keepdim=True)
+        along = (vectors * missing.unsqueeze(-2)).sum(-1)
+        pick = (squares - 2 * along).argmin(-1, keepdim=True)
         missing = missing - vectors.take_along_dim(pick.unsqueeze(-1), -2).squeeze(-2)
         squares = squares.scatter(-1, pick, torch.inf)
         picks.append(pick)
