@@ -84,6 +84,9 @@ def values(preset: str, data: str, protocol: str, phases: int, schedules: Mappin
         found |= CALIBRATED
         if data == "cifar10":  # more of the few exemplars in each batch would let them be learnt by heart
             found["options.min_old"] = 1
+            if (protocol, phases) == ("base0", 2):  # the same when many new images meet them in one task
+                train = replace(train.scaled(30), lr=0.01)
+                found["options.gamma"] = 1000.0
         if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
             train = replace(train, lr=0.01)
             found["options.kd_growth"] = 1.0
