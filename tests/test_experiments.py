@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 from edbl import EdblError, records, run
-from edbl.calibration import BASE, BASE_HALF, DECIDED, EDBL, FEW_OLD, QUESTIONS, RATIO, SLOWEST, experiment
+from edbl.calibration import (
+    BASE,
+    BASE_HALF,
+    CIFAR_10,
+    DECIDED,
+    EDBL,
+    FEW_OLD,
+    QUESTIONS,
+    RATIO,
+    SLOWEST,
+    STRONG,
+    TWO,
+    experiment,
+)
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
 from edbl.files import lock
 from edbl.methods.balancing import Balancing
@@ -98,6 +111,14 @@ def test_preset_default_is_what_calibration_decided(
     wanted = {**BASE, **EDBL, **decided, "data.name": data, "data.holdout": 0.0}
     wanted |= FEW_OLD if data == "cifar10" else {}
     recipe = Recipe.build("edbl", data, preset=preset, order="1993", **settings).values()
+    assert {key: recipe[key] for key in wanted} == wanted
+
+
+def test_preset_default_is_what_calibration_decided_for_two_phases() -> None:
+    shorter = {"schedule.epochs": 30, "schedule.milestones": (12, 20, 26)}  # a cosine does not ask for milestones
+    decided = {**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **SLOWEST, **STRONG, **shorter}
+    wanted = {**BASE, **EDBL, **decided, "data.holdout": 0.0}
+    recipe = Recipe.build("edbl", "cifar10", phases=2, memory="total=200").values()
     assert {key: recipe[key] for key in wanted} == wanted
 
 

@@ -246,7 +246,7 @@ def test_side_by_side_each_run_has_the_bits_that_it_has_alone(tmp_path: Path) ->
     recipes = {name: recipe for name, recipe in made.items() if divisible(recipe)}
     jobs = [Job(recipe, tmp_path / "together" / name) for name, recipe in recipes.items()]
     different = []
-    for job, together in zip(jobs, run_many(jobs, 6, Console(quiet=True)), strict=True):
+    for job, together in zip(jobs, run_many(jobs, 6, Console()), strict=True):
         alone = run(job.recipe, tmp_path / "alone" / job.folder.name)
         assert together.device == f"{alone.device}, 33% of it"
         maps = [records.read_features(tmp_path / way / job.folder.name) for way in ("together", "alone")]

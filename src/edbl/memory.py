@@ -142,8 +142,8 @@ def herd(vectors: Tensor, count: int, there: Tensor | None = None) -> Tensor:
     vectors count, and picks beyond a set's size mean nothing.
     """
     there = torch.ones(vectors.shape[:-1], dtype=torch.bool, device=vectors.device) if there is None else there
-    # PyTorch cuts long sums and matrix products up by the multiprocessors that are there. So that picks do not depend on
-    # them, the long sums are float64 and rounded, and the products are short sums.
+    # PyTorch cuts long sums and matrix products up by the multiprocessors that are there. So that picks do not depend
+    # on them, the long sums are float64 and rounded, and the products are short sums.
     total = (vectors * there.unsqueeze(-1)).sum(-2, dtype=torch.float64)
     mean = (total / there.sum(-1, keepdim=True)).to(vectors.dtype)
     squares = vectors.square().sum(-1).where(there, torch.inf)
