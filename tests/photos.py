@@ -1,9 +1,10 @@
 """Folders of small pictures for tests: scikit-learn's digits, a folder for each."""
 
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from edbl.app import bundle as store
 
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none"]
 SHORT = [*QUICK, "--set", "schedule.epochs=4", "--set", "options.balance.epochs=2"]
@@ -74,3 +77,14 @@ def held_model(folder: Path, started: Path, end: Path) -> None:
         started.touch()
         while not end.exists():
             time.sleep(0.05)
+
+
+def change(model: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a model says of itself, checksum included."""
+    path = model / store.MODEL
+    stored = json.loads(path.read_text())
+    del stored["sha256"]
+    edit(stored)
+    number = stored.pop("format")
+    summed = {"sha256": store.checksum(stored)} if number == store.FORMAT else {}
+    path.write_text(json.dumps({"format": number, **summed, **stored}))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.files import lock
 from tests.conftest import Cli, Finished
-from tests.photos import QUICK, SHORT, write_digits
+from tests.photos import QUICK, SHORT, change, write_digits
 from tests.test_bundle import referenced
 
 
@@ -204,10 +205,10 @@ def test_a_frozen_backbone_with_other_weights_is_refused(
         assert found.code == 2
         assert "the weights of stand-in here are not those that the model has learnt with" in found.err
         assert "begins with bbbbbbbbbbbb, not aaaaaaaaaaaa" in found.err
+    assert "has an increment that was begun" in refused(cli, "forget", model, "digit 3")  # nothing was dropped
+    assert cli("learn", model, "--discard").code == 0
     assert cli("forget", model, "digit 3").code == 0
-    stored = json.loads((model / store.MODEL).read_text())
-    stored["settings"]["backbone_weights"] = ""  # as in a model of format 1
-    (model / store.MODEL).write_text(json.dumps(stored))
+    change(model, lambda stored: stored["settings"].update(backbone_weights=""))  # as in a model of format 1
     learn(cli, model, more)
     assert store.read(model).settings.backbone_weights == weights
 
@@ -294,7 +295,7 @@ def test_an_image_that_was_held_out_is_never_learnt_from(tmp_path: Path, cli: Cl
     for number, path in enumerate(sorted(again.rglob("*.png"))):
         path.rename(path.with_name(f"{97 * number % 60}.png"))
     found = learn(cli, model, again)
-    assert "28 images left out: they come twice, or the model keeps them already" in found.err
+    assert "28 images left out: given twice, or kept by the model already" in found.err
     after = store.read(model)
     assert not set(after.files(store.EXEMPLARS)) & set(before.files(store.VALIDATION))
     assert before.files(store.VALIDATION) == after.files(store.VALIDATION)
@@ -337,20 +338,21 @@ def test_an_image_that_the_model_keeps_under_another_name(tmp_path: Path, cli: C
     renamed = write_digits(tmp_path / "b", {0: 6, 2: 6})
     (renamed / "digit 0").rename(renamed / "zero")
     error = refused(cli, "learn", model, renamed)
-    assert f"{renamed}/zero/000.png is given as 'zero', but the model keeps the same image as 'digit 0'" in error
-    assert f"`edbl forget {model} 'digit 0'`" in error
+    assert f"{renamed}/zero/000.png, given as 'zero', kept as 'digit 0'" in error
+    assert "and 1 more" in error
+    assert f"`edbl rename {model} 'digit 0' zero` first" in error
     assert store.read(model).names == ["digit 0", "digit 1"]
-    assert cli("forget", model, "digit 0").code == 0
+    assert cli("rename", model, "digit 0", "zero").code == 0
     learn(cli, model, renamed)
-    assert [(k.name, k.images) for k in store.read(model).classes] == [("digit 1", 5), ("digit 2", 5), ("zero", 5)]
+    assert [(k.name, k.images) for k in store.read(model).classes] == [("zero", 5), ("digit 1", 5), ("digit 2", 5)]
 
 
 def test_an_image_in_two_classes_is_refused(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
     shutil.copy(folder / "digit 0" / "000.png", folder / "digit 1" / "same.png")
     said = refused(cli, "learn", model, folder, *SHORT)
-    assert "same.png, given as 'digit 1', is the same image as" in said
-    assert "000.png, given as 'digit 0'" in said
+    assert "same.png as 'digit 1' and" in said
+    assert "000.png as 'digit 0'\nremove it from one of them" in said
     assert not model.exists()
 
 
@@ -630,7 +632,8 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--memory", "many"], "memory 'many' is not understood"),
         (["--memory", "total=1"], "smaller than one image for each of 2 classes"),
         (["--memory", "total=9", "--memory-mb", "1"], "give one of them"),
-        (["--memory-mb", "0"], "must be more than 0"),
+        (["--memory-mb", "0"], "must be a number above 0"),
+        (["--memory-mb", "inf"], "must be a number above 0"),
         (["--memory-mb", "0.0001"], "holds no image"),
         (["--image-size", "4"], "must be 8 to 1024"),
         (["--validation", "0.9"], "must be a share"),
@@ -706,10 +709,8 @@ def test_predictions_in_three_formats(tmp_path: Path, cli: Cli) -> None:
 def test_the_read_out_that_was_better_is_used(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
     learn(cli, model, folder, *SHORT)
-    stored = json.loads((model / store.MODEL).read_text())
     for readout in ("cnn", "nme"):
-        stored["readout"] = readout
-        (model / store.MODEL).write_text(json.dumps(stored))
+        change(model, partial(dict.update, readout=readout))
         assert json.loads(cli("predict", model, folder, "--json").out.splitlines()[0])["readout"] == readout
         assert f"({readout.upper()})" in cli("info", model).out
 
@@ -796,3 +797,154 @@ def test_a_command_that_was_interrupted_while_photos_were_read_starts_again(
 def test_a_request_is_checked_from_python_too(tmp_path: Path) -> None:
     with pytest.raises(EdblError, match="--tune"), increment(tmp_path / "m", Request(tune="tail")):
         pass
+
+
+def test_a_class_gets_another_name(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "a model", write_digits(tmp_path / "a", {0: 6, 1: 6, 2: 6})
+    learn(cli, model, folder, *SHORT)
+    before = [json.loads(line)["classes"] for line in cli("predict", model, folder, "--json").out.splitlines()]
+    assert cli("forget", model, "digit 1").code == 0
+    assert cli("rename", model, "digit 2", "digit 1").out == "'digit 2' is 'digit 1' now\n"
+    found = store.read(model)
+    assert found.names == ["digit 0", "digit 1"]
+    learnt, forgot = found.history
+    assert learnt.classes == ["digit 0", "digit 1", "digit 2"]  # the class that had the name once keeps its past
+    assert list(learnt.scores) == ["digit 0", "digit 1", "digit 2"]
+    assert (forgot.classes, list(forgot.scores)) == (["digit 1"], ["digit 0", "digit 1"])
+    assert referenced(model)
+    assert cli("rename", model, "digit 1", "deux").code == 0
+    assert list(store.read(model).history[-1].scores) == ["digit 0", "deux"]
+    after = [json.loads(line)["classes"] for line in cli("predict", model, folder, "--json").out.splitlines()]
+    assert len(after) == len(before)
+    assert {entry["class"] for entry in after[0]} == {"digit 0", "deux"}
+    learn(cli, model, write_digits(tmp_path / "b", {3: 6}))
+    assert store.read(model).names == ["digit 0", "deux", "digit 3"]
+    for old, new, message in (
+        ("Deux", "two", "unknown class 'Deux': did you mean 'deux'?"),
+        ("deux", "digit 0", "there is a class of that name already"),
+        ("deux", "deux", "there is a class of that name already"),
+        ("deux", " ", "a class needs a name"),
+    ):
+        assert message in refused(cli, "rename", model, old, new)
+    assert "holds no model" in refused(cli, "rename", tmp_path, "a", "b")
+
+
+def test_a_class_is_not_renamed_while_an_increment_is_begun(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, more = tmp_path / "a model", write_digits(tmp_path / "b", {2: 6})
+    learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *SHORT)
+    monkeypatch.setattr("edbl.app.model.Model.learn", interrupt)
+    assert cli("learn", model, more).code == 130
+    said = refused(cli, "rename", model, "digit 0", "zero")
+    assert f"`edbl learn '{model}'` goes on with it; `edbl learn '{model}' --discard` drops it" in said
+
+
+def test_what_was_begun_is_not_dropped_for_a_mistake(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, more = tmp_path / "model", write_digits(tmp_path / "b", {2: 6})
+    learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *SHORT)
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.app.model.Model.learn", interrupt)
+        assert cli("learn", model, more).code == 130
+    for mistake in ([tmp_path / "none"], [more, "--set", "schedule.lr=no"], [more, "--image-size", 9]):
+        assert "dropped" not in refused(cli, "learn", model, *mistake, "--discard")
+        assert store.begun(model)
+    assert "the increment that was begun is dropped" in learn(cli, model, more, "--discard").err
+    assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_what_leads_nowhere_is_dropped(tmp_path: Path, cli: Cli, old: bool) -> None:
+    model, more = tmp_path / "model", write_digits(tmp_path / "b", {2: 9, 3: 9})
+    if old:
+        learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *SHORT)
+    options = [] if old else SHORT
+    said = refused(cli, "learn", model, more, *options, "--set", "schedule.lr=1e30")
+    assert "what was begun is dropped, and the model is as it was" in said
+    assert model.exists() == old
+    learn(cli, model, more, *options, "--set", "schedule.lr=0.01")
+    assert store.read(model).names[-2:] == ["digit 2", "digit 3"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_device_that_is_not_there_begins_nothing(tmp_path: Path, cli: Cli) -> None:
+    model, more = tmp_path / "model", write_digits(tmp_path / "b", {2: 6})
+    learn(cli, model, write_digits(tmp_path / "a", {0: 6, 1: 6}), *SHORT)
+    assert "cuda" in refused(cli, "learn", model, more, "--device", "cuda")
+    assert not store.begun(model)
+
+
+def test_a_model_without_exemplars(tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 9, 1: 9, 2: 9}), *QUICK, "--method", "er", "--memory", "total=3")
+    full = [known.name for known in store.read(model).classes if known.exemplars]
+    assert len(full) < 3
+    assert cli("forget", model, *full).code == 0
+    assert cli("predict", model, tmp_path / "a").code == 0
+
+
+def test_images_of_several_classes_are_lost(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "a model", write_digits(tmp_path / "a", {0: 6, 1: 6, 2: 6})
+    learn(cli, model, folder, *SHORT)
+    first, second, _ = store.read(model).classes
+    (model / store.EXEMPLARS / first.exemplars[0]).unlink()
+    (model / store.EXEMPLARS / second.exemplars[0]).write_bytes(b"no image")
+    for command in (["predict", model, folder], ["forget", model, "digit 1"]):
+        said = refused(cli, *command)
+        assert "is missing" in said
+    assert "and so is 1 more" in refused(cli, "predict", model, folder)
+    assert f"`edbl forget '{model}' 'digit 0' 'digit 1'`" in refused(cli, "predict", model, folder)
+    assert f"`edbl forget '{model}' 'digit 1' 'digit 0'`" in said
+    assert cli("forget", model, "digit 0", "digit 1").code == 0
+
+
+def test_names_that_are_alike(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
+    (folder / "digit 0").rename(folder / "Cat")
+    (folder / "digit 1").rename(folder / "cat ")
+    found = learn(cli, model, folder, *SHORT)
+    assert "'Cat' and 'cat' are 2 classes" in found.err
+    assert f"made the model {model}: learnt 2 new classes (Cat, cat)" in found.out
+    more = write_digits(tmp_path / "b", {2: 6}) / "digit 2"
+    more.rename(more.with_name("CAT"))
+    found = learn(cli, model, tmp_path / "b")
+    assert "'Cat' and 'cat' and 'CAT' are 3 classes" in found.err
+    assert "made the model" not in found.out
+
+
+def test_folders_that_are_not_meant(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "photos" / "may", {0: 6, 1: 6})
+    write_digits(tmp_path / "photos" / "june", {2: 6})
+    found = learn(cli, model, tmp_path / "photos", *SHORT)
+    assert f"class 'may' has all its images in folders below {folder}; if those are the classes" in found.err
+    assert "is a model; give a folder" in refused(cli, "learn", tmp_path / "other", model)
+    (folder / "digit 0" / "pet.heic").touch()
+    assert "1 file without an image extension ignored: digit 0/pet.heic" in cli("predict", model, folder).err
+    assert "is a file; give the folder of a model" in refused(cli, "info", model / store.MODEL)
+
+
+def test_long_names_are_whole(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
+    names = [f"{'Felis_catus_' * 9}{kind}" for kind in ("tabby", "black")]
+    for number, name in enumerate(names):
+        (folder / f"digit {number}").rename(folder / name)
+    for found in (learn(cli, model, folder, *SHORT), cli("info", model), cli("predict", model, folder)):
+        assert all(name in found.out for name in names)
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_a_bar_leaves_the_output_alone(tmp_path: Path, cli: Cli, form: str) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
+    learn(cli, model, folder, *SHORT)
+    watcher, terminal = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "edbl", "predict", model, folder, form],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env=os.environ | {"TERM": "xterm"},
+        text=True,
+        check=True,
+    )
+    os.close(terminal)
+    os.close(watcher)
+    assert len(done.stdout.splitlines()) == 12 + (form == "--csv")

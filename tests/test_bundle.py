@@ -1,6 +1,7 @@
 """The model on disk: whole at every moment, and never trusted."""
 
 import json
+import math
 import multiprocessing
 import shutil
 import time
@@ -18,7 +19,7 @@ from edbl.app import bundle as store
 from edbl.app import learn
 from edbl.engine import checkpoint
 from tests.conftest import Cli
-from tests.photos import SHORT, held_model, killed_command, write_digits
+from tests.photos import SHORT, change, held_model, killed_command, write_digits
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +56,6 @@ def model(_two: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(_two, tmp_path / "model"))
 
 
-def change(model: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = model / store.MODEL
-    stored = json.loads(path.read_text())
-    edit(stored)
-    path.write_text(json.dumps(stored))
-
-
 def referenced(model: Path) -> bool:
     """Tell whether the image files are those that the model refers to."""
     bundle = store.read(model)
@@ -94,7 +88,7 @@ def test_what_is_on_disk(model: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda s: s.update(format=3), "written by a newer edbl"),
+        (lambda s: s.update(format=4), "written by a newer edbl"),
         (lambda s: s.update(format="one"), "its format is 'one'"),
         (lambda s: s.pop("classes"), "'classes' of bundle is missing or unknown"),
         (lambda s: s.update(extra=1), "'extra' of bundle is missing or unknown"),
@@ -105,6 +99,7 @@ def test_what_is_on_disk(model: Path) -> None:
         (lambda s: s["settings"].update(image_size=100_000), "out of range"),
         (lambda s: s["classes"][0]["exemplars"].append("../../../secret.png"), "is no name of an image"),
         (lambda s: s["history"][0].update(seconds=None), "'seconds' has a value of the wrong kind"),
+        (lambda s: s["history"][0].update(seconds=math.nan), "'seconds' has a value of the wrong kind"),
         (lambda s: s["recipe"].update(method="rkd"), "its recipe has another"),
         (lambda s: s["recipe"].pop("method"), "its recipe has another"),
         (lambda s: s["classes"][0].update(name="another"), "not those that its history ends with"),
@@ -122,6 +117,16 @@ def test_a_bad_description_is_refused(
     assert message in found.err
     assert len(found.err.splitlines()) <= 2
     assert "Traceback" not in found.err
+
+
+@pytest.mark.parametrize("command", ["info", "predict", "learn", "forget", "rename"])
+def test_a_description_that_was_changed_by_hand(model: Path, photos: Path, cli: Cli, command: str) -> None:
+    path = model / store.MODEL
+    path.write_text(path.read_text().replace('"image_size": 8', '"image_size": 9'))
+    more = {"info": ["--json"], "forget": ["digit 0"], "rename": ["digit 0", "nil"]}
+    found = cli(command, model, *more.get(command, [str(photos / "second")]))
+    assert found.code == 2
+    assert "is damaged: model.json: its checksum is wrong" in found.err
 
 
 @pytest.fixture
@@ -175,7 +180,7 @@ def test_a_model_of_format_1_learns_on(model: Path, photos: Path, cli: Cli) -> N
     change(model, edit)
     assert cli("predict", model, photos / "second").code == 0
     assert cli("learn", model, photos / "second").code == 0
-    assert json.loads((model / store.MODEL).read_text())["format"] == store.FORMAT == 2
+    assert json.loads((model / store.MODEL).read_text())["format"] == store.FORMAT == 3
     assert [bool(known.held_below) for known in store.read(model).classes] == [False, False, True]
 
 

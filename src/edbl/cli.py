@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markdown import Markdown
 from rich.markup import escape
 from rich.table import Table
 
-from edbl.errors import EdblError, unknown
+from edbl.errors import EdblError, command, unknown
 
 if TYPE_CHECKING:
     from edbl.engine.progress import Bars
@@ -27,10 +27,11 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
 app.add_typer(data_app, name="data")
-console = Console()
+console = Console(emoji=False)
 # How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
 # over, where other processes want the cores too; shorter costs nothing where none does.
 SPINS = "2000"
+WIDE = 10_000  # columns
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
@@ -48,11 +49,11 @@ def main() -> None:
     try:
         app()
     except EdblError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        _stderr().print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
         where = f" ({error.filename})" if error.filename else ""
-        Console(stderr=True).print(f"[red]error:[/red] {escape(f'{error.strerror or error}{where}')}", highlight=False)
+        _stderr().print(f"[red]error:[/red] {escape(f'{error.strerror or error}{where}')}", highlight=False)
         sys.exit(2)
 
 
@@ -145,7 +146,7 @@ def _many() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted; the same command goes on from the last checkpoints", highlight=False)
+        _stderr().print("interrupted; the same command goes on from the last checkpoints", highlight=False)
         raise typer.Exit(130) from None
 
 
@@ -239,7 +240,7 @@ def learn(
 
     def how() -> str:
         begun = store.begun(model)
-        return f"`edbl learn {model}` goes on where it stopped" if begun else "the same command starts again"
+        return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
 
     with (
         _interruptible(how),
@@ -251,7 +252,7 @@ def learn(
         with _live() as progress:
             learnt = begun.learn(progress)
         bundle = begun.commit(learnt)
-    console.print(show.report(model, bundle), highlight=False)
+    _show(show.report(model, bundle))
 
 
 @app.command()
@@ -282,14 +283,15 @@ def predict(
     if as_csv:
         writer.writerow(show.csv_heading(top))
     found = []
-    for prediction in predictor(images, top, _say):
+    streams = (as_json or as_csv) and sys.stdout.isatty()  # then its lines show how far it is
+    for prediction in predictor(images, top, _say, streams):
         found.append(prediction)
         if as_json:
             print(json.dumps(show.prediction_values(prediction, predictor.readout)))
         elif as_csv and not prediction.bad:
             writer.writerow(show.csv_row(prediction))
     if not as_json and not as_csv:
-        console.print(show.predictions(found, predictor.readout), highlight=False)
+        _show(show.predictions(found, predictor.readout))
     if bad := [f"{shown(p.path)} ({p.bad})" for p in found if p.bad]:
         message = f"{count(bad, 'image')} of {len(found):,} cannot be used: {first(bad)}"
         if not skip_bad:
@@ -311,7 +313,7 @@ def info(
     if as_json:
         print(json.dumps(show.info_values(model, bundle), indent=1))
     else:
-        console.print(show.info(model, bundle), highlight=False)
+        _show(show.info(model, bundle))
 
 
 @app.command()
@@ -328,6 +330,19 @@ def forget(
     left = remove(model, classes, device)
     gone = ", ".join(dict.fromkeys(classes))
     console.print(f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}", markup=False)
+
+
+@app.command()
+def rename(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    old: Annotated[str, typer.Argument(metavar="CLASS", help="The class.")],
+    new: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")],
+) -> None:
+    """Give a class of a model another name."""
+    from edbl.app.learn import rename as give
+
+    give(model, old, new)
+    console.print(f"'{old}' is '{new}' now", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -534,8 +549,17 @@ def _interruptible(how: Callable[[], str]) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+def _stderr() -> Console:
+    return Console(stderr=True, emoji=False)
+
+
+def _show(tables: RenderableType) -> None:
+    """Print tables; in a file or a pipe nothing of them is folded."""
+    (console if console.is_terminal else Console(emoji=False, width=WIDE)).print(tables, highlight=False)
+
+
 def _say(message: str) -> None:
-    Console(stderr=True).print(escape(message), highlight=False, soft_wrap=True)
+    _stderr().print(escape(message), highlight=False, soft_wrap=True)
 
 
 def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None:

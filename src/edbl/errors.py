@@ -1,6 +1,7 @@
 """The one exception that users are meant to see."""
 
 import difflib
+import shlex
 from collections.abc import Iterable
 
 
@@ -8,9 +9,19 @@ class EdblError(Exception):
     """What was wrong, where, and what to do about it, in one or two lines."""
 
 
+class Diverged(EdblError):
+    """Training led nowhere; the same again would too."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = ()) -> EdblError:
     """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms."""
     names = sorted(known)
-    near = difflib.get_close_matches(name, [*names, *short], n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(names)}"
+    forms = {form.casefold(): form for form in (*short, *names)}
+    near = difflib.get_close_matches(name.casefold(), forms, n=1, cutoff=0.5)
+    hint = f"did you mean '{forms[near[0]]}'?" if near else f"known: {', '.join(names)}"
     return EdblError(f"unknown {kind} '{name}': {hint}")
+
+
+def command(*words: object) -> str:
+    """Return an `edbl` command as a user can type it, whatever is in the names."""
+    return f"`{shlex.join(['edbl', *map(str, words)])}`"

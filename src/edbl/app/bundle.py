@@ -29,12 +29,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl.app.photos import digest, stack
-from edbl.data.folder import Pixels, in_threads
-from edbl.errors import EdblError
+from edbl.data.folder import Pixels, count, in_threads
+from edbl.errors import EdblError, command
 from edbl.files import lock, sweep, write_atomic
 from edbl.methods import methods
 
-FORMAT = 2
+FORMAT = 3
+UNSUMMED = 1, 2  # earlier formats, which have no checksum of model.json
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
 EXEMPLARS, VALIDATION, INCREMENT, BEGUN = "exemplars", "validation", "increment", "begun.json"
 IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"  # of an increment
@@ -186,10 +187,12 @@ def read(folder: Path) -> Bundle:
         if begun(folder):
             raise EdblError(
                 f"{folder} has learnt nothing yet: its first increment was begun and not finished\n"
-                f"`edbl learn {folder}` goes on with it"
+                f"{command('learn', folder)} goes on with it"
             )
+        if folder.exists() and not folder.is_dir():
+            raise EdblError(f"{folder} is a file; give the folder of a model")
         what = "holds no model: it has no model.json" if folder.is_dir() else "does not exist"
-        raise EdblError(f"{folder} {what}; `edbl learn {folder} FOLDER` makes one")
+        raise EdblError(f"{folder} {what}; {command('learn', folder, 'FOLDER')} makes one")
     for name in (EXEMPLARS, VALIDATION, INCREMENT):
         if (folder / name).is_symlink():
             raise EdblError(
@@ -212,8 +215,10 @@ def parse(folder: Path, text: bytes) -> Bundle:
             f"{folder} is a model of format {number}, and this edbl reads format {FORMAT}: it was written by a newer "
             "edbl\nupgrade edbl to use it"
         )
-    if number not in (1, FORMAT):
+    if number not in (*UNSUMMED, FORMAT):
         raise damaged(folder, MODEL, f"its format is {number!r}, not {FORMAT}")
+    if number == FORMAT and stored.pop("sha256", None) != checksum(stored):
+        raise damaged(folder, MODEL, "its checksum is wrong")
     bundle = typed(Bundle, stored, folder, MODEL)
     if foreign(bundle.settings) or bundle.recipe.get("method") != bundle.settings.method:
         raise damaged(folder, MODEL, "its method is none of edbl's own, or its recipe has another")
@@ -240,9 +245,15 @@ def write(folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], images: M
     data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in tensors.items()})
     bundle.weights = hashlib.sha256(data).hexdigest()
     write_atomic(folder / NEW, data)
-    text = json.dumps({"format": FORMAT, **dataclasses.asdict(bundle)}, indent=1, allow_nan=False)
+    values = dataclasses.asdict(bundle)
+    text = json.dumps({"format": FORMAT, "sha256": checksum(values), **values}, indent=1, allow_nan=False)
     write_atomic(folder / MODEL, (text + "\n").encode())
     heal(folder)
+
+
+def checksum(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what ``model.json`` says, but for its format."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def heal(folder: Path) -> None:
@@ -327,24 +338,29 @@ def load(folder: Path, kinds: Sequence[str] = (), without: Sequence[str] = ()) -
 def _load(folder: Path, bundle: Bundle, kinds: Sequence[str], without: Sequence[str]) -> Contents:
     tensors = _tensors(folder, bundle)
     wanted: dict[str, Path] = {}
+    lost: dict[Path, str] = {}  # images that are not there, or damaged, and their classes
     for known in bundle.classes:
         for kind in (EXEMPLARS, VALIDATION):
             for name in _files(known, kind) if known.name not in without else []:
                 path = folder / kind / name
                 if not path.is_file():
-                    raise EdblError(
-                        f"{path}, an image of class '{known.name}', is missing: restore it from a copy of the model,\n"
-                        f"or `edbl forget {folder} '{known.name}'` and learn that class again"
-                    )
-                if kind in kinds:
+                    lost[path] = known.name
+                elif kind in kinds:
                     wanted[name] = path
     size = bundle.settings.image_size
     pixels = in_threads(lambda path: _pixels(path, size), list(wanted.values()), "reading the model")
-    if bad := [path for path, found in zip(wanted.values(), pixels, strict=True) if found is None]:
-        owner = next(known.name for known in bundle.classes if bad[0].name in known.exemplars + known.validation)
+    for path, found in zip(wanted.values(), pixels, strict=True):
+        if found is None:
+            owners = (known.name for known in bundle.classes if path.name in known.exemplars + known.validation)
+            lost[path] = next(owners)
+    if lost:
+        path, owner = next(iter(lost.items()))
+        what = "damaged" if path.is_file() else "missing"
+        more = f", and so {'is 1 more' if len(lost) == 2 else f'are {len(lost) - 1:,} more'}" if len(lost) > 1 else ""
+        classes = list(dict.fromkeys([*without, *lost.values()]))
         raise EdblError(
-            f"{bad[0]}, an image of class '{owner}', is damaged: restore it from a copy of the model,\n"
-            f"or `edbl forget {folder} '{owner}'` and learn that class again"
+            f"{path}, an image of class '{owner}', is {what}{more}: restore what is lost from a copy of the model,\n"
+            f"or {command('forget', folder, *classes)} and learn {count(classes, 'class')} again"
         )
     return Contents(bundle, tensors, {n: p for n, p in zip(wanted, pixels, strict=True) if p is not None})
 
@@ -431,7 +447,7 @@ def _fit(kind: Any, value: Any, at: str) -> Any:
         return {key: _fit(inner[1], item, at) for key, item in value.items()}
     if origin is types.UnionType:  # of something and None
         return None if value is None else _fit(inner[0], value, at)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return float(value)
     if kind is int and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value

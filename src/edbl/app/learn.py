@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -39,10 +39,10 @@ from edbl.app.bundle import (
 )
 from edbl.app.model import Model
 from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
-from edbl.data.folder import Pixels, count, image_notes, in_threads, shown
+from edbl.data.folder import Pixels, count, first, image_notes, in_threads, shown
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
-from edbl.errors import EdblError, unknown
+from edbl.errors import Diverged, EdblError, command, unknown
 from edbl.files import write_atomic
 from edbl.memory import Budget
 from edbl.recipe import Recipe
@@ -51,6 +51,7 @@ from edbl.seeds import Seeds
 HELD_FROM = 5  # images that a class needs to give any for validation
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 PART = 64  # images whose features are computed between two saves
+DROPPED = "the increment that was begun is dropped"
 CPU = torch.device("cpu")
 
 Say = Callable[[str], None]
@@ -81,6 +82,7 @@ def increment(
     The model is locked meanwhile.
     """
     request.check()
+    pick_device(device)
     there = folder.exists()
     made = _make(folder, request)
     with store.locked(folder):
@@ -109,10 +111,12 @@ def _make(folder: Path, request: Request) -> bool:
         raise EdblError(f"{inside[0]} lies in the model {folder}, which changes; move the photos elsewhere")
     if around := [name for name in request.folders if folder.resolve().is_relative_to(Path(name).resolve())]:
         raise EdblError(f"the model {folder} lies among the photos in {around[0]}; give it a place elsewhere")
+    if models := [name for name in request.folders if store.exists(Path(name))]:
+        raise EdblError(f"{models[0]} is a model; give a folder that has a sub-folder of images for each class")
     if there:
         return False
     if not request.folders:
-        raise EdblError(f"there is no model {folder} yet; `edbl learn {folder} FOLDER` makes one from photos")
+        raise EdblError(f"there is no model {folder} yet; {command('learn', folder, 'FOLDER')} makes one from photos")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,16 +137,16 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
     if discard:
         if not request.folders and request != Request():
             raise EdblError("--discard alone drops what was begun; with other options, name folders to learn from")
-        what = "the increment that was begun is dropped" if store.begun(folder) else "no increment was begun"
-        store.discard(folder)
-        say(what)
+        if not request.folders or not store.begun(folder):
+            say(DROPPED if store.begun(folder) else "no increment was begun")
+            store.discard(folder)
         if not request.folders:
             return None
-    begun = _read_begun(folder)
+    begun = None if discard else _read_begun(folder)
     if begun and base and begun.number < base.bundle.increments:  # killed after the commit
         store.discard(folder)
         if _same(request, begun.request):
-            say(f"that increment is complete: `edbl info {folder}` shows it")
+            say(f"that increment is complete: {command('info', folder)} shows it")
             return None
         begun = None
     fresh = begun is None
@@ -153,7 +157,7 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
     elif not _same(request, begun.request):
         raise EdblError(
             f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
-            f"`edbl learn {folder}` goes on with it; --discard drops it"
+            f"{command('learn', folder)} goes on with it; --discard drops it"
         )
     elif begun.base != (base.bundle.weights if base else ""):
         raise EdblError(
@@ -194,7 +198,9 @@ def _read_begun(folder: Path) -> Begun | None:
 
 
 def _unusable(folder: Path) -> EdblError:
-    return EdblError(f"the increment begun in {folder} is damaged; drop it with `edbl learn {folder} --discard`")
+    return EdblError(
+        f"the increment begun in {folder} is damaged; drop it with {command('learn', folder, '--discard')}"
+    )
 
 
 def _read_photos(folder: Path, request: Request, base: Contents | None, device: str, say: Say) -> Begun:
@@ -202,6 +208,8 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
     place = folder / INCREMENT
     found, notes = files.find([Path(name) for name in request.folders])
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
+    if store.begun(folder):  # only now, when the new one makes sense
+        say(DROPPED)
     store.discard(folder)
     place.mkdir()
     try:
@@ -227,6 +235,7 @@ def _choose(
     results = files.read_into(place / IMAGES, found, settings.image_size)
     notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
     names = list(dict.fromkeys(photo.name for photo in found))
+    notes += files.alike(names, base.bundle.names if base else [])
     number = {name: k for k, name in enumerate(names)}
     labels, digests = [number[photo.name] for photo in found], [d for _, d in results]
     readable = {label for label, d in zip(labels, digests, strict=True) if d}
@@ -240,7 +249,7 @@ def _choose(
     if not train:
         raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
-        notes.append(f"{repeated:,} images left out: they come twice, or the model keeps them already")
+        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or kept by the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
     recipe(settings, len(train))  # what --set makes impossible is said before anything is begun
     begun = Begun(
@@ -262,12 +271,12 @@ def _choose(
 def _check_twins(found: Sequence[files.Photo], digests: Sequence[str]) -> None:
     """Refuse images that are given as those of two classes."""
     met: dict[str, files.Photo] = {}
+    twins = []
     for photo, digest in zip(found, digests, strict=True):
         if digest and (other := met.setdefault(digest, photo)).name != photo.name:
-            raise EdblError(
-                f"{shown(photo.path)}, given as '{photo.name}', is the same image as {shown(other.path)}, given as "
-                f"'{other.name}'\nremove it from one of them"
-            )
+            twins.append(f"{shown(photo.path)} as '{photo.name}' and {shown(other.path)} as '{other.name}'")
+    if twins:
+        raise EdblError(f"the same image is given as two classes: {first(twins)}\nremove it from one of them")
 
 
 def _check_owners(folder: Path, found: Sequence[files.Photo], digests: Sequence[str], bundle: Bundle) -> None:
@@ -276,13 +285,18 @@ def _check_owners(folder: Path, found: Sequence[files.Photo], digests: Sequence[
     for known in bundle.classes:
         for file in known.exemplars + known.validation:
             owners.setdefault(file.removesuffix(".png"), []).append(known.name)
-    for photo, digest in zip(found, digests, strict=True):
-        names = owners.get(digest, [photo.name])
-        if photo.name not in names:
-            raise EdblError(
-                f"{shown(photo.path)} is given as '{photo.name}', but the model keeps the same image as '{names[0]}'\n"
-                f"remove it or, if the class has a new name, `edbl forget {folder} '{names[0]}'` first"
-            )
+    moved = [
+        (photo, names[0])
+        for photo, digest in zip(found, digests, strict=True)
+        if photo.name not in (names := owners.get(digest, [photo.name]))
+    ]
+    if moved:
+        photo, name = moved[0]
+        named = first([f"{shown(photo.path)}, given as '{photo.name}', kept as '{name}'" for photo, name in moved])
+        raise EdblError(
+            f"the model keeps an image as another class than it is given: {named}\n"
+            f"remove it or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
+        )
 
 
 def _split(
@@ -368,7 +382,12 @@ class Increment:
         new = [name for name in begun.names if name not in old]
         epochs = model.method.epochs(first=not old) if new else model.learner.recipe.schedule.epochs
         progress.run(f"learning {count(begun.names, 'class')}", begun.number + 1, epochs, 0)
-        model.learn(self.train, names, self.place / CHECKPOINTS)
+        try:
+            model.learn(self.train, names, self.place / CHECKPOINTS)
+        except Diverged as error:  # to go on would lead to the same
+            store.discard(self.folder)
+            again = "learn from the same folders with other values, such as a smaller --set schedule.lr"
+            raise EdblError(f"{error}\nwhat was begun is dropped, and the model is as it was: {again}") from error
         progress.busy("measuring")
         held_labels = [begun.names[begun.labels[row]] for row in begun.held]
         after = measure(model, kept, kept_labels)
@@ -588,11 +607,7 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         for name in names:
             if name not in found.names:
                 raise unknown("class", name, found.names)
-        if store.begun(folder):
-            raise EdblError(
-                f"{folder} has an increment that was begun and not finished\n"
-                f"`edbl learn {folder}` goes on with it; `edbl learn {folder} --discard` drops it"
-            )
+        _refuse_begun(folder)
         contents, model = open_model(folder, device, without=names)
         x, labels = held_out(contents)
         before = measure(model, x, labels)
@@ -623,6 +638,51 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         return bundle
 
 
+def rename(folder: Path, old: str, new: str) -> Bundle:
+    """Give a class another name, in the model's history too."""
+    old, new = files.class_name(old), files.class_name(new)
+    store.read(folder)
+    with store.locked(folder):
+        _refuse_begun(folder)
+        contents = store.load(folder)
+        bundle = contents.bundle
+        if old not in bundle.names:
+            raise unknown("class", old, bundle.names)
+        if not new.strip() or new in bundle.names:
+            what = "there is a class of that name already" if new.strip() else "a class needs a name"
+            raise EdblError(f"'{old}' cannot be renamed to '{new}': {what}")
+        next(known for known in bundle.classes if known.name == old).name = new
+        bundle.history = _renamed(bundle.history, old, new)
+        store.write(folder, bundle, contents.tensors, {})
+        return bundle
+
+
+def _renamed(history: Sequence[Event], old: str, new: str) -> list[Event]:
+    """Return a history with another name for a class; events up to one that knew a class of that name stay."""
+
+    def names(given: Sequence[str]) -> list[str]:
+        return [new if name == old else name for name in given]
+
+    def scores(given: Mapping[str, Score]) -> dict[str, Score]:
+        return dict(zip(names(list(given)), given.values(), strict=True))
+
+    def changed(e: Event) -> Event:
+        e = replace(e, classes=names(e.classes), refreshed=names(e.refreshed))
+        return replace(e, scores=scores(e.scores), before=scores(e.before), after=scores(e.after))
+
+    known = [k for k, event in enumerate(history) if new in event.scores or new in event.before]
+    since = known[-1] + 1 if known else 0
+    return [*history[:since], *map(changed, history[since:])]
+
+
+def _refuse_begun(folder: Path) -> None:
+    if store.begun(folder):
+        raise EdblError(
+            f"{folder} has an increment that was begun and not finished\n"
+            f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
+        )
+
+
 def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:
     """Return how often both read-outs are right on images of each class."""
     scores = dict.fromkeys(model.names, Score(0, 0, 0))
@@ -642,10 +702,14 @@ def better(score: Score, own: Readout) -> Readout:
 
 
 @contextmanager
-def bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal, once it takes long; what it gives is called with how many are done."""
+def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; what it gives is called with how many are done."""
     console = Console(stderr=True)
-    with RichProgress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    off = quiet or not console.is_terminal
+    # What is printed meanwhile goes where it would go without the bar.
+    with RichProgress(
+        console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False
+    ) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, completed=done)
 

@@ -62,17 +62,32 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
                     f"images are files ending in {', '.join(EXTENSIONS)}; add some or remove the folder"
                 )
             classes.setdefault(name, []).extend(Photo(path, name) for path in paths)
+            if all(path.parent != place for path in paths):
+                notes.append(
+                    f"class '{name}' has all its images in folders below {shown(place)}; if those are the classes, "
+                    "give that folder instead"
+                )
         notes += walk.notes()
     return [photo for photos in classes.values() for photo in photos], notes
 
 
 def class_name(text: str) -> str:
     """Return the name of a class as models have it, however its accents are written."""
-    return unicodedata.normalize("NFC", shown(text))
+    name = unicodedata.normalize("NFC", shown(text))
+    return name.strip() or name
+
+
+def alike(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return notes on classes whose names differ in nothing but capitals: they may be meant as one."""
+    forms: dict[str, list[str]] = {}
+    for name in dict.fromkeys([*known, *names]):
+        forms.setdefault(name.casefold(), []).append(name)
+    met = [form for form in forms.values() if len(form) > 1 and set(form) & set(names)]
+    return [f"{' and '.join(map(repr, form))} are {len(form)} classes" for form in met]
 
 
 def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return files as they are and the images in folders and below them, and notes on links that were not followed."""
+    """Return files as they are and the images in folders and below them, and notes on what was left aside."""
     found: list[Path] = []
     notes: list[str] = []
     for path in paths:
@@ -84,7 +99,7 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
                     f"{shown(path)} holds no image: no file ends in {', '.join(EXTENSIONS)}{walk.unfollowed()}"
                 )
             found += inside
-            notes += [f"in {shown(path)}{walk.unfollowed()}"] if walk.links else []
+            notes += [f"in {shown(path)}: {note}" for note in walk.notes()]
         else:
             found.append(path)
     return found, notes

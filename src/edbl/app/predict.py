@@ -14,7 +14,7 @@ from edbl.app.model import Model
 from edbl.app.settings import frozen
 from edbl.data.folder import in_threads
 
-PART = 256  # photos in memory at a time
+PART = 64  # photos in memory at a time
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Predictor:
         self.readout: Readout = readout or contents.bundle.readout
 
     def __call__(
-        self, paths: Sequence[Path], top: int, say: Callable[[str], None] = lambda _: None
+        self, paths: Sequence[Path], top: int, say: Callable[[str], None] = lambda _: None, quiet: bool = False
     ) -> Iterator[Prediction]:
-        """Yield the ``top`` classes of each photo, in order; what is left aside is said."""
+        """Yield the ``top`` classes of each photo, in order; what is left aside is said. ``quiet`` shows no bar."""
         files, notes = photos.listed(paths)
         for note in notes:
             say(f"note: {note}")
-        with bar("predicting", len(files)) as show:
+        with bar("predicting", len(files), quiet) as show:
             for begin in range(0, len(files), PART):
                 yield from self._part(files[begin : begin + PART], top)
                 show(begin + PART)

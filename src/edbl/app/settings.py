@@ -100,7 +100,7 @@ class Request:
         if self.memory is not None:
             Budget.parse(self.memory)
         if self.memory_mb is not None and not 0 < self.memory_mb < math.inf:
-            raise EdblError(f"--memory-mb {self.memory_mb:g} must be more than 0")
+            raise EdblError(f"--memory-mb {self.memory_mb:g} must be a number above 0")
         if self.image_size is not None and not SIDES[0] <= self.image_size <= SIDES[1]:
             raise EdblError(f"--image-size {self.image_size} must be {SIDES[0]} to {SIDES[1]}")
         if self.tune not in (None, "head", "all"):
@@ -223,7 +223,7 @@ def _with_megabytes(settings: Settings, megabytes: float | None, width: int) -> 
     each = exemplar_bytes(settings, width)
     total = int(megabytes * 1e6 // each)
     if not total:
-        raise EdblError(f"--memory-mb {megabytes:g} holds no image: one takes up to {each / 1e6:.2f} MB")
+        raise EdblError(f"--memory-mb {megabytes:g} holds no image: one takes up to {each / 1e6:.2g} MB")
     return replace(settings, memory=f"total={total}")
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from edbl.app import bundle as store
 from edbl.app.bundle import Bundle, Event, Readout, Score
 from edbl.app.predict import Prediction
 from edbl.data.folder import as_text, count, shown
+from edbl.errors import command
 
 ROWS = 40  # classes in a table before only the worst are shown
 READOUTS: tuple[Readout, ...] = ("cnn", "nme")
@@ -23,7 +25,8 @@ def report(folder: Path, bundle: Bundle) -> RenderableType:
     """Return what the last increment came to."""
     event = bundle.history[-1]
     old = [name for name in event.scores if name not in event.classes]
-    lines = [f"learnt {count(event.classes, 'new class')}{_named(event.classes)} from {event.images:,} images"]
+    learnt = f"learnt {count(event.classes, 'new class')}{_named(event.classes)} from {event.images:,} image"
+    lines = [f"{f'made the model {folder}: ' if len(bundle.history) == 1 else ''}{learnt}{'s' * (event.images != 1)}"]
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
     lines += [f"accuracy on held-out images, {line}" for line in _accuracy(event, old)] or ["no image was held out"]
@@ -55,7 +58,7 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
     if event.before:
         headings.append(f"{bundle.readout.upper()} before")
     for heading in headings:
-        table.add_column(heading, justify="left" if heading == "class" else "right")
+        table.add_column(heading, justify="left" if heading == "class" else "right", overflow="fold")
     known = bundle.classes
     if len(known) > ROWS:
         known = sorted(known, key=lambda k: _order(event.scores[k.name], bundle.readout))[:ROWS]
@@ -88,11 +91,11 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
     if store.begun(folder):
-        lines.append(f"an increment was begun and not finished: `edbl learn {folder}` goes on with it")
+        lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
     past = Table(box=None, pad_edge=False)
     for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
         text = heading in ("date", "what")
-        past.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what")
+        past.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what", overflow="fold")
     for event in bundle.history:
         what = f"forgot{_named(event.classes)}" if event.kind == "forget" else f"learnt{_named(event.classes)}"
         if event.refreshed:
@@ -102,11 +105,12 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for heading in ("class", "learnt", "refreshed", "images", "exemplars", "held out", "CNN", "NME"):
         text = heading in ("class", "learnt", "refreshed")
-        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
         counts = f"{k.images:,}", str(len(k.exemplars)), str(len(k.validation))
-        table.add_row(escape(k.name), k.learnt[:10], k.refreshed[:10], *counts, *(_percent(score, r) for r in READOUTS))
+        days = [_when(date)[:10] if date else "" for date in (k.learnt, k.refreshed)]
+        table.add_row(escape(k.name), *days, *counts, *(_percent(score, r) for r in READOUTS))
     return Group(*(escape(line) for line in lines), "", past, "", table)
 
 
@@ -137,7 +141,7 @@ def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
     table.add_column("image", overflow="fold")
     top = max((len(p.best) for p in found), default=0)
     for place in range(top):
-        table.add_column("class" if not place else f"{place + 1}.")
+        table.add_column("class" if not place else f"{place + 1}.", overflow="fold")
         table.add_column(("probability" if readout == "cnn" else "cosine") if not place else "", justify="right")
     for p in found:
         if not p.bad:
@@ -171,7 +175,11 @@ def _readout(bundle: Bundle) -> str:
 
 
 def _when(date: str) -> str:
-    return date[:16].replace("T", " ")
+    """Return a date as the user's clock shows it."""
+    try:
+        return datetime.fromisoformat(date).astimezone().strftime("%Y-%m-%d %H:%M")
+    except ValueError:  # of a model that was written by another hand
+        return date[:16]
 
 
 def _named(names: Sequence[str]) -> str:

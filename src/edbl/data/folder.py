@@ -102,7 +102,9 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str
     try:
         # What Pillow warns of is judged by our own checks. The filters are one for all threads, so they are
         # set once, around the pool, and not in each thread.
-        with warnings.catch_warnings(), Progress(console=console, transient=True, disable=not console.is_terminal) as p:
+        off = not console.is_terminal
+        bar = Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
+        with warnings.catch_warnings(), bar as p:
             warnings.simplefilter("ignore")
             task = p.add_task(label, total=len(items), visible=False)
             for result in pool.map(work, items):

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from edbl.data.augment import Transform, Views
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
-from edbl.errors import EdblError
+from edbl.errors import Diverged
 from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
 from edbl.seeds import Seeds
@@ -65,7 +65,7 @@ class Loop:
             losses = step.losses.cpu()  # the one host synchronisation of an epoch
             if not losses.isfinite().all():
                 at = int((~losses.isfinite()).nonzero()[0])
-                raise EdblError(
+                raise Diverged(
                     f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
                     f" {ADVICE}"
                 )
@@ -75,7 +75,7 @@ class Loop:
                 state.momentum = step.optimiser.momentum()
                 after_epoch(state)
         if not torch.stack([p.isfinite().all() for p in phase.params]).all():  # no loss has seen the last step
-            raise EdblError(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
+            raise Diverged(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
         state.momentum = {}  # the next phase has an optimiser of its own
         net.eval()
 
