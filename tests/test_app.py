@@ -948,3 +948,33 @@ def test_a_bar_leaves_the_output_alone(tmp_path: Path, cli: Cli, form: str) -> N
     os.close(terminal)
     os.close(watcher)
     assert len(done.stdout.splitlines()) == 12 + (form == "--csv")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("stopped", [False, True])
+def test_an_image_gets_another_class(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, frozen: bool, stopped: bool
+) -> None:
+    monkeypatch.setattr(extractor, "find", lambda name: StandIn())
+    options = ["--backbone", "stand-in", "--tune", "head", "--device", "cpu"] if frozen else SHORT
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 9, 1: 9})
+    learn(cli, model, folder, *options)
+    first, second = store.read(model).classes
+    more = write_digits(tmp_path / "b", {1: 9})
+    for number in range(9):  # all that were given as 0
+        (folder / "digit 0" / f"{number:03}.png").rename(more / "digit 1" / f"wrong {number}.png")
+    assert "kept as 'digit 0'" in refused(cli, "learn", model, more)
+    command = ["learn", model, more, "--relabel"]
+    if stopped:
+        with monkeypatch.context() as patch:
+            patch.setattr("edbl.app.model.Model.learn", interrupt)
+            assert cli(*command).code == 130
+        assert store.read(model).classes == [first, second]
+        command = ["learn", model]
+    assert cli(*command).code == 0
+    zero, one = store.read(model).classes
+    assert (zero.exemplars, zero.validation) == ([], [])
+    assert set(first.exemplars) & set(one.exemplars)
+    assert one.images > second.images
+    assert referenced(model)
+    assert cli("predict", model, more).code == 0

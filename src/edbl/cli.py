@@ -215,6 +215,9 @@ def learn(
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of images to hold out. Default: 0.1.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
+    relabel: Annotated[
+        bool, typer.Option("--relabel", help="Images that the model keeps as another class get the one given.")
+    ] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
@@ -236,6 +239,7 @@ def learn(
         validation=validation,
         given=dict(parse_setting(s) for s in settings or []),
         skip_bad=skip_bad,
+        relabel=relabel,
     )
 
     def how() -> str:

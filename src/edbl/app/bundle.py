@@ -136,14 +136,15 @@ class Bundle:
 
     def files(self, kind: str) -> list[str]:
         """Return the exemplars or the held-out images, class by class."""
-        return [name for known in self.classes for name in _files(known, kind)]
+        return [name for known in self.classes for name in of_kind(known, kind)]
 
 
 # What models of format 1 do not say.
 LATER: dict[type, dict[str, Any]] = {Settings: {"backbone_weights": ""}, Known: {"held_below": ""}}
 
 
-def _files(known: Known, kind: str) -> list[str]:
+def of_kind(known: Known, kind: str) -> list[str]:
+    """Return a class's exemplars or its held-out images."""
     return known.exemplars if kind == EXEMPLARS else known.validation
 
 
@@ -341,7 +342,7 @@ def _load(folder: Path, bundle: Bundle, kinds: Sequence[str], without: Sequence[
     lost: dict[Path, str] = {}  # images that are not there, or damaged, and their classes
     for known in bundle.classes:
         for kind in (EXEMPLARS, VALIDATION):
-            for name in _files(known, kind) if known.name not in without else []:
+            for name in of_kind(known, kind) if known.name not in without else []:
                 path = folder / kind / name
                 if not path.is_file():
                     lost[path] = known.name

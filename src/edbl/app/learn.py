@@ -4,11 +4,12 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -71,6 +72,7 @@ class Begun:
     digests: list[str]  # of each row; empty for a file that could not be read
     train: list[int]  # rows to learn from
     held: list[int]  # rows to measure with
+    moved: list[str]  # files of images that the model keeps as another class than they are given
 
 
 @contextmanager
@@ -242,8 +244,8 @@ def _choose(
     if empty := [name for name in names if number[name] not in readable]:
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     _check_twins(found, digests)
-    if base:
-        _check_owners(folder, found, digests, base.bundle)
+    moved = _moved(folder, request, found, digests, base.bundle) if base else []
+    base = _without(base, images=moved) if base else None
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:
@@ -263,6 +265,7 @@ def _choose(
         digests=digests,
         train=train,
         held=held,
+        moved=moved,
     )
     write_atomic(place / BEGUN, json.dumps(dataclasses.asdict(begun)).encode())
     return begun
@@ -279,24 +282,27 @@ def _check_twins(found: Sequence[files.Photo], digests: Sequence[str]) -> None:
         raise EdblError(f"the same image is given as two classes: {first(twins)}\nremove it from one of them")
 
 
-def _check_owners(folder: Path, found: Sequence[files.Photo], digests: Sequence[str], bundle: Bundle) -> None:
-    """Refuse images that the model keeps as those of another class."""
+def _moved(
+    folder: Path, request: Request, found: Sequence[files.Photo], digests: Sequence[str], bundle: Bundle
+) -> list[str]:
+    """Return the files of images that the model keeps as another class than they are given, which must be wanted."""
     owners: dict[str, list[str]] = {}
     for known in bundle.classes:
         for file in known.exemplars + known.validation:
             owners.setdefault(file.removesuffix(".png"), []).append(known.name)
     moved = [
-        (photo, names[0])
+        (photo, digest, names[0])
         for photo, digest in zip(found, digests, strict=True)
         if photo.name not in (names := owners.get(digest, [photo.name]))
     ]
-    if moved:
-        photo, name = moved[0]
-        named = first([f"{shown(photo.path)}, given as '{photo.name}', kept as '{name}'" for photo, name in moved])
+    if moved and not request.relabel:
+        photo, _, name = moved[0]
+        named = first([f"{shown(p.path)}, given as '{p.name}', kept as '{owner}'" for p, _, owner in moved])
         raise EdblError(
-            f"the model keeps an image as another class than it is given: {named}\n"
-            f"remove it or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
+            f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
+            f"with --relabel; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         )
+    return sorted({f"{digest}.png" for _, digest, _ in moved})
 
 
 def _split(
@@ -344,7 +350,7 @@ class Increment:
         self.folder = folder
         self.place = folder / INCREMENT
         self.begun = begun
-        self.base = base
+        self.base = _without(base, images=begun.moved) if base else None
         self.device = device
         self.settings = begun.settings
         self.started = time.monotonic()
@@ -568,8 +574,7 @@ def held_out(contents: Contents) -> tuple[Tensor, list[str]]:
 def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) -> tuple[Contents, Model]:
     """Return a model and what is on disk of it; images of classes ``without`` may be missing."""
     contents = _load(folder, without)
-    if without:
-        contents = _without(contents, without)
+    contents = _without(contents, without)
     try:
         made = Recipe.of(contents.bundle.recipe)
     except EdblError as error:
@@ -585,17 +590,28 @@ def _load(folder: Path, without: Sequence[str] = ()) -> Contents:
     return store.load(folder, () if frozen else (EXEMPLARS, VALIDATION), without)
 
 
-def _without(contents: Contents, names: Sequence[str]) -> Contents:
-    """Return a model whose classes ``names`` have no images any more; they still have their place in the net."""
-    tensors = dict(contents.tensors)
+def _without(contents: Contents, names: Collection[str] = (), images: Collection[str] = ()) -> Contents:
+    """Return a model without all images of classes ``names``, which stay in the net, and without some other images."""
+    if not names and not images:
+        return contents
+
+    def left(known: Known, kind: str) -> list[bool]:
+        return [known.name not in names and file not in images for file in store.of_kind(known, kind)]
+
+    tensors, classes = dict(contents.tensors), contents.bundle.classes
     for key, kind in (("memory.x", EXEMPLARS), ("validation.x", VALIDATION)):
         if key in tensors:
-            owners = [
-                k.name for k in contents.bundle.classes for _ in (k.exemplars if kind == EXEMPLARS else k.validation)
-            ]
-            tensors[key] = tensors[key][torch.tensor([owner not in names for owner in owners], dtype=torch.bool)]
-    emptied = [replace(k, exemplars=[], validation=[]) if k.name in names else k for k in contents.bundle.classes]
-    return Contents(replace(contents.bundle, classes=emptied), tensors, contents.images)
+            stay = [one for known in classes for one in left(known, kind)]
+            tensors[key] = tensors[key][torch.tensor(stay, dtype=torch.bool)]
+    thinned = [
+        replace(
+            known,
+            exemplars=list(compress(known.exemplars, left(known, EXEMPLARS))),
+            validation=list(compress(known.validation, left(known, VALIDATION))),
+        )
+        for known in classes
+    ]
+    return Contents(replace(contents.bundle, classes=thinned), tensors, contents.images)
 
 
 def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:

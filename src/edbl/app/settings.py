@@ -92,6 +92,7 @@ class Request:
     validation: float | None = None
     given: dict[str, Any] = field(default_factory=dict)
     skip_bad: bool = False
+    relabel: bool = False
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
