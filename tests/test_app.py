@@ -978,3 +978,22 @@ def test_an_image_gets_another_class(
     assert one.images > second.images
     assert referenced(model)
     assert cli("predict", model, more).code == 0
+
+
+def test_images_that_cannot_be_removed(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, write_digits(tmp_path / "a", {0: 3, 1: 3, 2: 3}), *SHORT)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".png":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        os.unlink(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        said = refused(cli, "forget", model, "digit 1")
+        assert "an image that the model does not keep any more, cannot be removed: Permission denied" in said
+        assert "3 images that the model does not keep any more could not be removed" in cli("info", model).out
+    assert store.read(model).names == ["digit 0", "digit 2"]
+    assert "could not be removed" not in cli("info", model).out
+    assert referenced(model)

@@ -272,7 +272,13 @@ def heal(folder: Path) -> None:
         else:
             new.unlink()
     for path in orphans(folder, bundle):
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise EdblError(
+                f"{path}, an image that the model does not keep any more, cannot be removed: {error.strerror}\n"
+                f"make {path.parent} writable; the next command removes what is left"
+            ) from error
 
 
 def orphans(folder: Path, bundle: Bundle) -> list[Path]:

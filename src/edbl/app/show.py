@@ -90,6 +90,8 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
         f"seed {s.seed}, {s.validation:.0%} of images held out"
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
+    if left := store.orphans(folder, bundle):
+        lines.append(f"{count(left, 'image')} that the model does not keep any more could not be removed")
     if store.begun(folder):
         lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
     past = Table(box=None, pad_edge=False)
