@@ -961,7 +961,7 @@ def test_an_image_gets_another_class(
     learn(cli, model, folder, *options)
     first, second = store.read(model).classes
     more = write_digits(tmp_path / "b", {1: 9})
-    for number in range(9):  # all that were given as 0
+    for number in range(4):
         (folder / "digit 0" / f"{number:03}.png").rename(more / "digit 1" / f"wrong {number}.png")
     assert "kept as 'digit 0'" in refused(cli, "learn", model, more)
     command = ["learn", model, more, "--relabel"]
@@ -973,8 +973,10 @@ def test_an_image_gets_another_class(
         command = ["learn", model]
     assert cli(*command).code == 0
     zero, one = store.read(model).classes
-    assert (zero.exemplars, zero.validation) == ([], [])
-    assert set(first.exemplars) & set(one.exemplars)
+    assert 0 < len(zero.exemplars) < len(first.exemplars)
+    moved = set(first.exemplars + first.validation) - set(zero.exemplars + zero.validation)
+    assert len(moved) == 4
+    assert moved <= set(one.exemplars + one.validation)
     assert one.images > second.images
     assert referenced(model)
     assert cli("predict", model, more).code == 0
@@ -997,3 +999,14 @@ def test_images_that_cannot_be_removed(tmp_path: Path, cli: Cli, monkeypatch: py
     assert store.read(model).names == ["digit 0", "digit 2"]
     assert "could not be removed" not in cli("info", model).out
     assert referenced(model)
+
+
+def test_a_class_does_not_lose_its_last_image(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3, 2: 3})
+    learn(cli, model, folder, *SHORT)
+    (folder / "digit 0").rename(folder / "zero")
+    (folder / "zero").rename(folder / "digit 1" / "more")
+    said = refused(cli, "learn", model, folder, "--relabel")
+    assert "class 'digit 0' would keep no image" in said
+    assert f"`edbl forget {model} 'digit 0'` first" in said
+    assert not store.begun(model)

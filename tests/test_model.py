@@ -10,11 +10,11 @@ from edbl.data.augment import Transform
 from edbl.nets.heads import CorrectedHead
 
 
-def model(method: str, memory: str = "total=20", backbone: str = "mlp", **options: object) -> Model:
+def model(method: str, memory: str = "total=20", backbone: str = "mlp", seed: int = 0, **options: object) -> Model:
     """Return a model of images of four pixels."""
     quick = {"net.backbone": backbone, "schedule.epochs": 2, "schedule.milestones": (), "optim.batch": 8}
     settings = {"memory": memory, "data.augment": "none", **quick, **{f"options.{k}": v for k, v in options.items()}}
-    recipe = Recipe.build(method, data="digits", preset="quick", **settings)
+    recipe = Recipe.build(method, data="digits", preset="quick", seed=seed, **settings)
     shape = (1, 8, 8) if backbone == "small" else (1, 2, 2)
     return Model(recipe, shape, Transform.of("none", 0, (0.5,), (0.25,), torch.device("cpu")))
 
@@ -54,6 +54,25 @@ def test_a_reservoir_stays_within_its_budget(total: int, beside: dict[str, tuple
     assert len(made.memory) == total
     assert len(made.memory.classes) == 2 + len(beside)
     assert kept(made, "b", above=100), "an even sample of all images holds some of the new ones"
+
+
+@pytest.mark.parametrize("beside", [{}, {"c": (50, 200)}])
+def test_a_reservoir_is_an_even_sample(beside: dict[str, tuple[int, int]]) -> None:
+    more = 0
+    for seed in range(6):
+        made = model("er", memory="total=20", seed=seed)
+        learn(made, {"a": (100, 0), "b": (100, 60)})
+        learn(made, {"b": (50, 120), **beside})
+        more += kept(made, "b", above=100)
+    assert 8 <= more <= 40  # of 120 images that are kept, a fifth or a sixth
+
+
+def test_noise_starts_anew_when_classes_are_learnt_again() -> None:
+    made = model("eeil", noise=0.1)
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    epochs = made.learner.net.get_buffer("noisy_epochs").item()
+    learn(made, {"a": (15, 100)})
+    assert made.learner.net.get_buffer("noisy_epochs").item() == pytest.approx(epochs)
 
 
 def test_a_correction_goes_when_all_classes_are_learnt_again() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from edbl import EdblError, Recipe, run
+from edbl.data import datasets
 from edbl.files import lock
 from tests.conftest import full_disk
 
@@ -37,3 +38,44 @@ def test_what_others_put_there_stays(names: list[str], tmp_path: Path) -> None:
     with pytest.raises(EdblError, match="exists already"):
         run(recipe(), tmp_path)
     assert [(tmp_path / name).read_text() for name in names] == ["mine"] * len(names)
+
+
+def test_held_out_images_stand_in_for_the_test_images(tmp_path: Path) -> None:
+    small: dict[str, object] = {"schedule.epochs": 1, "net.backbone": "mlp", "device": "cpu", "data.holdout": 0.2}
+    made = [run(Recipe.build("finetune", "digits", preset="quick", seed=k, **small), tmp_path / f"{k}") for k in (0, 1)]
+    train = datasets.load("digits", None).train
+    for record in made:
+        order = [record.classes.index(name) for name in map(str, range(10))]
+        rows = record.confusions["cnn"][-1].sum(1)
+        assert [int(rows[k]) for k in order] == [round(0.2 * int((train.y == k).sum())) for k in range(10)]
+        assert any("held out, stand in for the test images" in note for note in record.notes)
+    assert made[0].data_fingerprint != made[1].data_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.brightness", 0.5),
+        ("data.cutout", 3),
+        ("first.task_lr", 0.01),
+        ("optim.steps", 3),
+        ("optim.weight_decay", 0.01),
+        ("optim.nesterov", False),
+        ("precision", "bf16"),
+        ("net.backbone", "small"),
+    ],
+)
+def test_what_a_recipe_says_reaches_training(key: str, value: object, tmp_path: Path) -> None:
+    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.phases": 5}
+    plain, other = (Recipe.build("finetune", "digits", preset="quick", **values | more) for more in ({}, {key: value}))
+    assert run(plain, tmp_path / "plain").losses != run(other, tmp_path / "other").losses
+
+
+def test_mirror_images_count_for_nearest_means(tmp_path: Path) -> None:
+    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.phases": 5}
+    found = []
+    for flips in (False, True):
+        recipe = Recipe.build("icarl", "digits", preset="quick", **values, **{"evaluation.nme_flips": flips})
+        found.append(run(recipe, tmp_path / f"{flips}"))
+    assert all((a == b).all() for a, b in zip(*(record.confusions["cnn"] for record in found), strict=True))
+    assert not all((a == b).all() for a, b in zip(*(record.confusions["nme"] for record in found), strict=True))

@@ -245,7 +245,14 @@ def _choose(
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
-    base = _without(base, images=moved) if base else None
+    if base:
+        kept = {known.name for known in base.bundle.classes if known.exemplars}
+        base = _without(base, images=moved)
+        if bare := [known.name for known in base.bundle.classes if known.name in kept and not known.exemplars]:
+            raise EdblError(
+                f"with --relabel, class '{bare[0]}' would keep no image: leave it some\n"
+                f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
+            )
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:

@@ -79,7 +79,7 @@ class Model:
                 everything = self.memory.images
                 again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
                 self.learner.refresh(again, saved)
-        self._choose_again(more, before, refreshed=not new)
+        self._choose_again(more, train, before)
         self.seen_images += len(images)
         self.increments += 1
 
@@ -88,17 +88,20 @@ class Model:
         classes = self.memory.classes
         self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(classes)]
 
-    def _choose_again(self, more: Images, before: Sequence[Images], refreshed: bool) -> None:
-        """Choose exemplars from more images of known classes and from those of ``before``; new classes have theirs."""
+    def _choose_again(self, more: Images, train: Images, before: Sequence[Images]) -> None:
+        """Choose exemplars from more images of known classes and from those of ``before``; new classes have theirs.
+
+        A reservoir is drawn again from all that came, or ``more`` would be in it as if it had been drawn before.
+        """
         if self.method.keeps != "reservoir":
             classes = set(more.y.tolist())
             for k in classes:
                 self.memory.classes[k] = Images.cat([before[k], more.of([k])])
             self.memory.choose_again(classes, self.learner.features)
-        elif refreshed:
+        elif len(more):
             self.memory.classes = list(before)
             generator = self.learner.seeds.generator(CPU, "task", self.increments, "reservoir")
-            self.memory.reservoir(more, self.seen_images, generator)
+            self.memory.reservoir(Images.cat([more, train]), self.seen_images, generator)
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:

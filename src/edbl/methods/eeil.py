@@ -60,18 +60,13 @@ class EEIL(Method):
         net.register_buffer("noisy_epochs", torch.zeros(()))
         return net
 
-    def begin(self, task: Task, generator: Generator) -> None:
-        """Prepare for a task; the noise starts anew."""
-        super().begin(task, generator)
-        if self.config.noise:
-            self.net.get_buffer("noisy_epochs").zero_()
-
     def epochs(self, first: bool) -> int:
         """Return the epochs of both phases."""
         return super().epochs(first) + (0 if first else self.config.balance.epochs)
 
     def phases(self, task: Task) -> Iterator[Phase]:
-        """Yield the usual phase, then the balanced one, taught by the net that the first one left."""
+        """Yield the usual phase, with noise anew, then the balanced one, taught by the net that the first one left."""
+        self.net.get_buffer("noisy_epochs").zero_()
         yield self.noisy(self.main_phase(task, self.draw(task)))
         if task.old:
             before, data = Teacher(self.net), self.balanced(task)
