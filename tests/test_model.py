@@ -1,5 +1,7 @@
 """A model that goes on learning: more images of classes that it knows, with every kind of method."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,6 +9,7 @@ from torch import Tensor
 from edbl import EdblError, Recipe
 from edbl.app.model import Model
 from edbl.data.augment import Transform
+from edbl.engine.evaluate import class_means
 from edbl.nets.heads import CorrectedHead
 
 
@@ -65,6 +68,29 @@ def test_a_reservoir_is_an_even_sample(beside: dict[str, tuple[int, int]]) -> No
         learn(made, {"b": (50, 120), **beside})
         more += kept(made, "b", above=100)
     assert 8 <= more <= 40  # of 120 images that are kept, a fifth or a sixth
+
+
+def test_means_are_worked_out_once_for_what_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked_out = []
+
+    def counted(*given: Any) -> Tensor:
+        worked_out.append(given)
+        return class_means(*given)
+
+    monkeypatch.setattr("edbl.app.model.class_means", counted)
+    made, x = model("rkd"), some(5, 0)
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    first = made.nearness(x)
+    assert torch.equal(made.nearness(x), first)
+    assert len(worked_out) == 1
+    learn(made, {"c": (15, 120)})
+    assert made.nearness(x).shape == (5, 3)
+    made.forget("b")
+    assert made.nearness(x).shape == (5, 2)
+    assert len(worked_out) == 3
+    again = model("rkd")
+    again.load(made.tensors(), ["a", "c"], [1, 1])
+    assert torch.equal(again.nearness(x), made.nearness(x))
 
 
 def test_noise_starts_anew_when_classes_are_learnt_again() -> None:

@@ -41,6 +41,7 @@ class Model:
         self.names: list[str] = []
         self.increments = 0
         self.seen_images = 0  # in training, ever
+        self._means: Tensor | None = None  # of exemplars, once they were asked for
 
     @property
     def method(self) -> Method:
@@ -80,6 +81,7 @@ class Model:
                 again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
                 self.learner.refresh(again, saved)
         self._choose_again(more, train, before)
+        self._means = None
         self.seen_images += len(images)
         self.increments += 1
 
@@ -112,9 +114,10 @@ class Model:
     @torch.no_grad()
     def nearness(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to each class's mean of exemplars, ``[n, classes]``."""
-        features = self.learner.features(self._images(x))
-        means = class_means(self.memory, self.learner.features, self.learner.recipe.evaluation.nme_flips)
-        return -distances(means, features).cpu()
+        if self._means is None:
+            flips = self.learner.recipe.evaluation.nme_flips
+            self._means = class_means(self.memory, self.learner.features, flips)
+        return -distances(self._means, self.learner.features(self._images(x))).cpu()
 
     def _images(self, x: Tensor) -> Images:
         return Images(x, torch.zeros(len(x), dtype=torch.int64)).to(self.learner.device)
@@ -129,6 +132,7 @@ class Model:
         self.learner.net.remove(number)
         self.memory.remove(number)
         self.names.remove(name)
+        self._means = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Return net and memory."""
