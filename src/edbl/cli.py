@@ -532,7 +532,11 @@ def _bars(folder: Path) -> Iterator["Bars"]:
         from edbl.records import RECORD
 
         begun = (folder / RECORD).exists()
-        return f"`edbl resume {folder}` goes on from the last checkpoint" if begun else "the same command starts again"
+        return (
+            f"{command('resume', folder)} goes on from the last checkpoint"
+            if begun
+            else "the same command starts again"
+        )
 
     with _interruptible(how), _live() as bars:
         yield bars

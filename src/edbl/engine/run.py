@@ -19,7 +19,7 @@ from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
-from edbl.errors import EdblError
+from edbl.errors import EdblError, command
 from edbl.files import TEMPORARY, lock, sweep, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
@@ -89,7 +89,7 @@ def _tidy(checkpoints: Checkpoints, done: Record) -> None:
 
 
 def _taken(folder: Path) -> EdblError:
-    return EdblError(f"output folder {folder} exists already; use `edbl resume {folder}` or another --out")
+    return EdblError(f"output folder {folder} exists already; use {command('resume', folder)} or another --out")
 
 
 def is_free(folder: Path) -> bool:
