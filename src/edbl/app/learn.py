@@ -15,8 +15,6 @@ from pathlib import Path
 import numpy as np
 import safetensors.torch
 import torch
-from rich.console import Console
-from rich.progress import Progress as RichProgress
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -40,7 +38,7 @@ from edbl.app.bundle import (
 )
 from edbl.app.model import Model
 from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
-from edbl.data.folder import Pixels, count, first, image_notes, in_threads, shown
+from edbl.data.folder import Pixels, count, first, image_notes, in_threads, passing_bar, shown
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command, unknown
@@ -52,7 +50,6 @@ from edbl.seeds import Seeds
 HELD_FROM = 5  # images that a class needs to give any for validation
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 PART = 64  # images whose features are computed between two saves
-DROPPED = "the increment that was begun is dropped"
 CPU = torch.device("cpu")
 
 Say = Callable[[str], None]
@@ -139,10 +136,10 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
     if discard:
         if not request.folders and request != Request():
             raise EdblError("--discard alone drops what was begun; with other options, name folders to learn from")
-        if not request.folders or not store.begun(folder):
-            say(DROPPED if store.begun(folder) else "no increment was begun")
-            store.discard(folder)
+        if not store.begun(folder):
+            say("no increment was begun")
         if not request.folders:
+            _drop(folder, say)
             return None
     begun = None if discard else _read_begun(folder)
     if begun and base and begun.number < base.bundle.increments:  # killed after the commit
@@ -171,6 +168,12 @@ def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say)
     if not fresh:
         made.check()
     return made
+
+
+def _drop(folder: Path, say: Say) -> None:
+    if store.begun(folder):
+        say("the increment that was begun is dropped")
+    store.discard(folder)
 
 
 def _same(request: Request, begun: Request) -> bool:
@@ -210,9 +213,7 @@ def _read_photos(folder: Path, request: Request, base: Contents | None, device: 
     place = folder / INCREMENT
     found, notes = files.find([Path(name) for name in request.folders])
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
-    if store.begun(folder):  # only now, when the new one makes sense
-        say(DROPPED)
-    store.discard(folder)
+    _drop(folder, say)  # only now, when the new one makes sense
     place.mkdir()
     try:
         begun = _choose(folder, request, base, settings, found, notes)
@@ -245,14 +246,7 @@ def _choose(
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
-    if base:
-        kept = {known.name for known in base.bundle.classes if known.exemplars}
-        base = _without(base, images=moved)
-        if bare := [known.name for known in base.bundle.classes if known.name in kept and not known.exemplars]:
-            raise EdblError(
-                f"with --relabel, class '{bare[0]}' would keep no image: leave it some\n"
-                f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
-            )
+    base = _without(base, images=moved) if base else None
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:
@@ -309,7 +303,13 @@ def _moved(
             f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
             f"with --relabel; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         )
-    return sorted({f"{digest}.png" for _, digest, _ in moved})
+    gone = {f"{digest}.png" for _, digest, _ in moved}
+    if bare := [known.name for known in bundle.classes if known.exemplars and gone.issuperset(known.exemplars)]:
+        raise EdblError(
+            f"with --relabel, class '{bare[0]}' would keep no image: leave it some\n"
+            f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
+        )
+    return sorted(gone)
 
 
 def _split(
@@ -727,12 +727,7 @@ def better(score: Score, own: Readout) -> Readout:
 @contextmanager
 def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Show a progress bar on a terminal; what it gives is called with how many are done."""
-    console = Console(stderr=True)
-    off = quiet or not console.is_terminal
-    # What is printed meanwhile goes where it would go without the bar.
-    with RichProgress(
-        console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False
-    ) as progress:
+    with passing_bar(quiet) as progress:
         task = progress.add_task(label, total=total)
         yield lambda done: progress.update(task, completed=done)
 

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import statistics
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, count, decode, in_threads, short_side, shown
+from edbl.data.folder import (
+    EXTENSIONS,
+    Decoded,
+    Pixels,
+    Walk,
+    composed,
+    count,
+    decode,
+    in_threads,
+    short_side,
+    shown,
+)
 from edbl.errors import EdblError
 
 SMALL, LARGE = 32, 64  # image sizes of nets that learn from scratch
@@ -73,7 +83,7 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
 
 def class_name(text: str) -> str:
     """Return the name of a class as models have it, however its accents are written."""
-    name = unicodedata.normalize("NFC", shown(text))
+    name = composed(shown(text))
     return name.strip() or name
 
 

@@ -95,16 +95,13 @@ def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) ->
 
 def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
     """Return ``work`` of every item, in order, showing a progress bar if it takes long."""
-    console = Console(stderr=True)
     results = []
     pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
     begun = time.monotonic()
     try:
         # What Pillow warns of is judged by our own checks. The filters are one for all threads, so they are
         # set once, around the pool, and not in each thread.
-        off = not console.is_terminal
-        bar = Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
-        with warnings.catch_warnings(), bar as p:
+        with warnings.catch_warnings(), passing_bar() as p:
             warnings.simplefilter("ignore")
             task = p.add_task(label, total=len(items), visible=False)
             for result in pool.map(work, items):
@@ -113,6 +110,13 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str
     finally:
         pool.shutdown(cancel_futures=True)
     return results
+
+
+def passing_bar(hidden: bool = False) -> Progress:
+    """Return a progress bar that a terminal shows until it ends; what is printed meanwhile goes where it would."""
+    console = Console(stderr=True)
+    off = hidden or not console.is_terminal
+    return Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
 
 
 class Walk:
@@ -201,18 +205,18 @@ def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], 
     if test is None:
         _check_filled(files, classes, walk, (train,))
         return classes, files
-    label = {_composed(name): k for k, name in enumerate(classes)}
+    label = {composed(name): k for k, name in enumerate(classes)}
     folders = walk.folders(test)
-    extra = [shown(name) for name in folders if _composed(name) not in label]
+    extra = [shown(name) for name in folders if composed(name) not in label]
     if extra:
         raise EdblError(f"{test} has classes that {train} has not: {first(extra)}")
-    placed = [(label[_composed(name)], path) for name, place in folders.items() for path in walk.images(place)]
+    placed = [(label[composed(name)], path) for name, place in folders.items() for path in walk.images(place)]
     files += [_File(path, k, True) for k, path in placed]
     _check_filled(files, classes, walk, (train, test))
     return classes, files
 
 
-def _composed(name: str) -> str:
+def composed(name: str) -> str:
     """Return a name with its accents written in the one way, since systems write them in several."""
     return unicodedata.normalize("NFC", name)
 
