@@ -39,7 +39,13 @@ def close(mine: Tensor, right: Tensor) -> None:
 
 @pytest.mark.parametrize(
     ("channels", "widths", "side", "batch", "last_relu"),
-    [(3, (16, 32), 8, 3, True), (1, (16, 32, 64), 8, 3, True), (3, (32, 64), 6, 4, False)],
+    [
+        (3, (16, 32), 8, 3, True),
+        (1, (16, 32, 64), 8, 3, True),
+        (3, (32, 64), 6, 4, False),
+        (3, (16,), 7, 2, True),  # an odd side: no pixels in pairs, one product a row
+        (3, (32,), 5, 2, True),  # the same, a row in pieces
+    ],
 )
 def test_training_and_teaching(channels: int, widths: tuple[int, ...], side: int, batch: int, last_relu: bool) -> None:
     usual = resnet(channels, widths, 1, last_relu).train()

@@ -25,13 +25,14 @@ class Launch(NamedTuple):
     tall: int = 1  # rows of pixels that are worked out together, where the stride allows
 
 
-# By output channels, as measured best on an H200 with 128 and 600 images.
+# By output channels, as measured best on an H200: one run with 128 and 600 images a step, six runs side by side.
 FORWARD = {16: Launch(128, 4, 396, tall=2), 32: Launch(128, 4, 264), 64: Launch(64, 4, 264)}
 DATA = {16: Launch(256, 4, 264), 32: Launch(128, 4, 264), 64: Launch(64, 4, 264)}
-WEIGHT = {16: Launch(128, 4, 264, rows=3, tall=2), 32: Launch(64, 8, 88), 64: Launch(64, 8, 44)}
+WEIGHT = {16: Launch(128, 4, 264, rows=3, tall=2), 32: Launch(64, 8, 64), 64: Launch(64, 8, 32)}
 INFER = {16: Launch(64, 4, tall=2), 32: Launch(64, 4, tall=2), 64: Launch(64, 4)}
 ELEMENTWISE = {16: Launch(128, 8, 512), 32: Launch(64, 8, 512), 64: Launch(32, 8, 512)}
 PAIRED = 32  # most output channels for which pixels are worked out in pairs
+PIECED = 32  # least input channels for which a lone pixel's neighbours are multiplied one after the other
 
 
 @dataclass(frozen=True)
@@ -56,24 +57,19 @@ class Layer:
         return launch.tall if self.stride == 1 and self.side_out % 2 == 0 else 1
 
     @property
+    def pieces(self) -> int:
+        """Products that a row takes."""
+        return 3 if self.group == 1 and self.inputs >= PIECED else 1
+
+    @property
     def width(self) -> int:
-        """Values of a row that a group needs on the way forward, as a power of two."""
-        return _power(self.used)
+        """Values of a row that a product takes on the way forward, as a power of two."""
+        return _power((self.group + 2) // self.pieces * self.inputs)
 
     @property
     def back(self) -> int:
-        """Values of a row that a group needs on the way back."""
-        return _power((self.group + 2) * self.outputs)
-
-    @property
-    def used(self) -> int:
-        """Values of a row that a group needs on the way forward."""
-        return (self.group + 2) * self.inputs
-
-    @property
-    def columns(self) -> int:
-        """Gradients of the weights as the kernels hold them, once for each pixel of a group."""
-        return 3 * self.used * self.group * self.outputs
+        """Values of a row that a product takes on the way back."""
+        return _power((self.group + 2) // self.pieces * self.outputs)
 
 
 class FusedResNet:
@@ -132,7 +128,8 @@ class FusedResNet:
             kernels.infer_kernel[(_tiles(y, launch, layer.group * tall),)](
                 source, weights[number], shifts[number], shortcut, y, len(y),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, mode, self.rectifies(number), tall, launch.block, num_stages=1, **self.how(launch),
+                layer.group, layer.pieces, mode, self.rectifies(number), tall, launch.block,
+                num_stages=1, **self.how(launch),
             )  # fmt: skip
             return y
 
@@ -157,8 +154,8 @@ class FusedResNet:
     def packed(self, weights: list[Tensor], dtype: torch.dtype) -> tuple[list[Tensor], list[Tensor]]:
         """Return weights as the kernels take them on the way forward, and on the way back."""
         flat = torch.cat([*(w.flatten() for w in weights), self.zero]).to(dtype)[self.pack]
-        forward = [3 * layer.width * layer.group * layer.outputs for layer in self.layers]
-        backward = [3 * layer.back * layer.group * layer.inputs for layer in self.layers]
+        forward = [3 * layer.pieces * layer.width * layer.group * layer.outputs for layer in self.layers]
+        backward = [3 * layer.pieces * layer.back * layer.group * layer.inputs for layer in self.layers]
         parts = torch.split(flat, forward + backward)
         return list(parts[: len(forward)]), list(parts[len(forward) :])
 
@@ -179,36 +176,28 @@ def _layer(conv: nn.Conv2d, norm: nn.BatchNorm2d, side: int) -> Layer:
 def _tables(layers: list[Layer]) -> tuple[Tensor, Tensor]:
     """Return the indices that pack weights for the kernels, and those that unpack the gradients of the weights."""
     end = sum(layer.conv.weight.numel() for layer in layers)
-    unpacked = sum(layer.columns for layer in layers)
     forward, backward, unpack = [], [], []
-    start = column = 0
+    start = 0
     for layer in layers:
         shape = (layer.outputs, layer.inputs, 3, 3)
-        index = start + torch.arange(torch.Size(shape).numel()).view(shape)
-        ahead = _banded(index.permute(2, 3, 1, 0), layer.group, layer.width, end)
-        back = _banded(index.flip(2, 3).permute(2, 3, 0, 1), layer.group, layer.back, end)
-        forward.append(ahead.flatten())
-        backward.append(back.flatten())
-        # Where each weight's gradient stands, once for each pixel of a group; a lone pixel's second place is a zero.
-        places = torch.full((2, index.numel()), unpacked)
-        for pixel in range(layer.group):
-            one = _banded(index.permute(2, 3, 1, 0), layer.group, layer.used, end, only=pixel).flatten()
-            here = (one != end).nonzero().squeeze(1)
-            places[pixel, one[here] - start] = column + here
-        unpack.append(places)
-        start += index.numel()
-        column += layer.columns
-    return torch.cat(forward + backward), torch.cat(unpack, dim=1)
+        index = start + torch.arange(torch.Size(shape).numel())
+        weight = index.view(shape)
+        forward.append(_banded(weight.permute(2, 3, 1, 0), layer, layer.width, end))
+        backward.append(_banded(weight.flip(2, 3).permute(2, 3, 0, 1), layer, layer.back, end))
+        unpack.append(index.view(3, 3, layer.inputs, layer.outputs).permute(3, 2, 0, 1).flatten())
+        start += len(index)
+    return torch.cat(forward + backward), torch.cat(unpack)
 
 
-def _banded(weight: Tensor, group: int, width: int, empty: int, only: int | None = None) -> Tensor:
-    """Return ``[3, width, group * out]`` of ``[3, 3, in, out]``: the kernel rows, one place further for each pixel."""
+def _banded(weight: Tensor, layer: Layer, width: int, empty: int) -> Tensor:
+    """Return ``[3, pieces, width, group * out]`` of ``[3, 3, in, out]``: kernel rows, shifted for each pixel."""
     _, _, inputs, outputs = weight.shape
-    table = torch.full((3, width, group * outputs), empty)
-    for pixel in range(group) if only is None else [only]:
-        rows = slice(pixel * inputs, (pixel + 3) * inputs)
-        table[:, rows, pixel * outputs : (pixel + 1) * outputs] = weight.reshape(3, 3 * inputs, outputs)
-    return table
+    table = torch.full((3 * layer.pieces, width, layer.group * outputs), empty)
+    taken = 3 // layer.pieces * inputs
+    for pixel in range(layer.group):
+        rows = slice(pixel * inputs, pixel * inputs + taken)
+        table[:, rows, pixel * outputs : (pixel + 1) * outputs] = weight.reshape(-1, taken, outputs)
+    return table.flatten()
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -243,7 +232,7 @@ class _Train(torch.autograd.Function):
                 inputs[-1], weights[number], z, net.totals[number],
                 norm.weight, norm.bias, norm.running_mean, norm.running_var, stat, len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, tall, launch.block, num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, tall, launch.block, num_stages=1, **net.how(launch),
             )  # fmt: skip
             y = torch.empty_like(z)
             launch = ELEMENTWISE[layer.outputs]
@@ -273,7 +262,7 @@ class _Train(torch.autograd.Function):
         starts = []
         for layer in layers:
             starts.append(columns.setdefault(layer.outputs, 0))
-            columns[layer.outputs] += layer.columns
+            columns[layer.outputs] += layer.conv.weight.numel()
         dw = {width: stats[0].new_empty(WEIGHT[width].programs, columns[width]) for width in columns}
         dscales = [torch.empty_like(layer.norm.weight) for layer in layers]
         dshifts = [torch.empty_like(layer.norm.bias) for layer in layers]
@@ -291,7 +280,8 @@ class _Train(torch.autograd.Function):
             kernels.weight_kernel[(launch.programs, 3 // launch.rows)](
                 inputs[number], g, z, factors[number], dz, dw[width][:, starts[number] :], len(z), columns[width],
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, launch.rows, layer.tall(launch), launch.block, num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, launch.rows, layer.tall(launch), launch.block,
+                num_stages=1, **net.how(launch),
             )  # fmt: skip
             return dz
 
@@ -305,7 +295,7 @@ class _Train(torch.autograd.Function):
                 dz, back[number], dz if shortcut is None else shortcut, inputs[number], z, stats[number - 1], g,
                 *behind(number - 1), len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.back, layer.outputs,
-                layer.group, mode, tall, launch.block, num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, mode, tall, launch.block, num_stages=1, **net.how(launch),
             )  # fmt: skip
             return g
 
@@ -322,7 +312,7 @@ class _Train(torch.autograd.Function):
             g = data(first, weight(first, inner), g, net.modes[number])
         weight(0, g)
         # Layers of one width follow each other, and so do their columns.
-        flat = torch.cat([*(table.sum(0) for table in dw.values()), net.zero])[net.unpack].sum(0)
+        flat = torch.cat([table.sum(0) for table in dw.values()])[net.unpack]
         sizes = [layer.conv.weight.numel() for layer in layers]
         dconvs = [d.view_as(layer.conv.weight) for d, layer in zip(torch.split(flat, sizes), layers, strict=True)]
         return (None, None, None, *dconvs, *dscales, *dshifts)

@@ -3,8 +3,9 @@
 Activations are ``[pixels, channels]``, the pixels of all images one after the other, row by row. What a kernel row
 covers then lies side by side in memory, so a convolution is three matrix products: with the row above, the pixel's own
 row and the row below. GROUP neighbouring pixels are worked out together: two of them need four neighbours instead of
-twice three. TALL is 2 where the pixels below them are worked out too, from four rows instead of twice three. WIDTH is
-the number of values that a group needs of one row, rounded up to a power of two.
+twice three. TALL is 2 where the pixels below them are worked out too, from four rows instead of twice three. With many
+channels, a row is multiplied in three PIECES, one neighbour after the other, which takes fewer registers. WIDTH is the
+number of values that a product takes of one row, rounded up to a power of two.
 
 ``z`` is a raw convolution output, before batch normalisation; ``stats`` holds four rows for its normalisation: mean,
 inverse standard deviation, and the scale and shift of ``z * scale + shift``. Programs add their sums over pixels to
@@ -57,14 +58,15 @@ def _keep(y, place, value, inside):
 @triton.jit
 def _patch(
     x, image, row, column, inside,
-    SIDE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    SIDE: tl.constexpr, CHANNELS: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr,
 ):  # fmt: skip
-    """Load ``column - 1`` to ``column + GROUP`` of a row, all channels, zero where they lie outside."""
+    """Load the neighbours in a row, from the one before ``column`` on, all channels, zero where they lie outside."""
     k = tl.arange(0, WIDTH)
+    neighbours: tl.constexpr = (GROUP + 2) // PIECES
     across = column[:, None] + (k // CHANNELS - 1)[None, :]
     ok = (inside & (row >= 0) & (row < SIDE))[:, None] & (across >= 0) & (across < SIDE)
-    if WIDTH != (GROUP + 2) * CHANNELS:
-        ok = ok & (k < (GROUP + 2) * CHANNELS)[None, :]
+    if neighbours * CHANNELS != WIDTH:
+        ok = ok & (k < neighbours * CHANNELS)[None, :]
     start = _place(image, row, column - 1, SIDE, CHANNELS)
     return tl.load(x + start[:, None] + k[None, :], mask=ok, other=0.0)
 
@@ -73,19 +75,22 @@ def _patch(
 def _convolve(
     x, w, image, row, column, inside,
     SIDE: tl.constexpr, STRIDE: tl.constexpr, IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
-    GROUP: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, PIECES: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Return the convolution at some groups of output pixels, ``[BLOCK, GROUP * OUT]``, and at those below them."""
     k, out = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
     total = tl.zeros([BLOCK, GROUP * OUT], tl.float32)
     below = tl.zeros([BLOCK, GROUP * OUT], tl.float32)
-    for above in tl.static_range(2 + TALL):
-        patch = _patch(x, image, row * STRIDE + above - 1, column * STRIDE, inside, SIDE, IN, WIDTH, GROUP)
+    for step in tl.static_range((2 + TALL) * PIECES):
+        above, piece = step // PIECES, step % PIECES
+        patch = _patch(
+            x, image, row * STRIDE + above - 1, column * STRIDE + piece, inside, SIDE, IN, WIDTH, GROUP, PIECES
+        )
         if above < 3:
-            weight = tl.load(w + (above * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
+            weight = tl.load(w + (step * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
             total = tl.dot(patch, weight, total)
         if TALL == 2 and above > 0:
-            weight = tl.load(w + ((above - 1) * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
+            weight = tl.load(w + ((step - PIECES) * WIDTH + k[:, None]) * (GROUP * OUT) + out[None, :])
             below = tl.dot(patch, weight, below)
     return total, below
 
@@ -135,8 +140,8 @@ def _last(totals, first, second, OUT: tl.constexpr, GROUP: tl.constexpr, SCALE: 
 def forward_kernel(
     x, w, z, totals, gamma, beta, running_mean, running_var, stats, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, TALL: tl.constexpr,
-    BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr,
+    TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Convolve, and work out the normalisation of the output; update the running statistics."""
     _after(CHAINED)
@@ -148,7 +153,9 @@ def forward_kernel(
         p = tile * BLOCK + tl.arange(0, BLOCK)
         inside = p < groups
         image, row, column = _pixel(p, SIDE_OUT, GROUP, TALL)
-        total, below = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, TALL, BLOCK)
+        total, below = _convolve(
+            x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, PIECES, TALL, BLOCK
+        )
         place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
         rounded = _keep(z, place, total, inside)
         first += tl.sum(rounded, 0)
@@ -199,8 +206,8 @@ def activate_kernel(
 def infer_kernel(
     x, w, bias, shortcut, y, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    RELU: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr,
+    MODE: tl.constexpr, RELU: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Convolve with the normalisation folded into weight and bias, add the shortcut, rectify unless told not to."""
     _after(CHAINED)
@@ -208,7 +215,9 @@ def infer_kernel(
     p = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = p < pixels // (GROUP * TALL)
     image, row, column = _pixel(p, SIDE_OUT, GROUP, TALL)
-    total, below = _convolve(x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, TALL, BLOCK)
+    total, below = _convolve(
+        x, w, image, row, column, inside, SIDE_IN, STRIDE, IN, WIDTH, OUT, GROUP, PIECES, TALL, BLOCK
+    )
     place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
     for down in tl.static_range(TALL):
         value = (below if down else total) + tl.load(bias + n % OUT)[None, :]
@@ -271,8 +280,8 @@ def pool_kernel(
 def data_kernel(
     dz, w, shortcut, y, z, stats, g, totals, gamma, dgamma, dbeta, factors, pixels,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, MODE: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr,
+    MODE: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Take a gradient back through a convolution, the shortcut beside it, and the ReLU and normalisation before it.
 
@@ -291,7 +300,9 @@ def data_kernel(
         image, row, column = _pixel(p, SIDE_IN, GROUP, TALL)
         if STRIDE == 1:
             # Mirrored weights turn this way back into a way forward.
-            total, below = _convolve(dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, GROUP, TALL, BLOCK)
+            total, below = _convolve(
+                dz, w, image, row, column, inside, SIDE_OUT, 1, OUT, WIDTH, IN, GROUP, PIECES, TALL, BLOCK
+            )
         else:
             total = tl.zeros([BLOCK, IN], tl.float32)
             below = total
@@ -301,7 +312,7 @@ def data_kernel(
                 ok = ok & (above // STRIDE < SIDE_OUT) & (left // STRIDE < SIDE_OUT)
                 start = ((image * SIDE_OUT + above // STRIDE) * SIDE_OUT + left // STRIDE) * OUT
                 a = tl.load(dz + start[:, None] + out[None, :], mask=ok[:, None], other=0.0)
-                k = (tap // 3) * WIDTH + (tap % 3) * OUT + out
+                k = (tap // 3 * PIECES + tap % PIECES) * WIDTH + tap % (3 // PIECES) * OUT + out
                 total = tl.dot(a, tl.load(w + k[:, None] * IN + channel[None, :]), total)
         mask = inside[:, None] & (n >= 0)[None, :]
         for down in tl.static_range(TALL):
@@ -337,22 +348,22 @@ def _raw_gradient(g, z, dz, place, mask, a, b, c, store):
 def weight_kernel(
     x, g, z, factors, dz, dw, pixels, columns,
     SIDE_IN: tl.constexpr, SIDE_OUT: tl.constexpr, STRIDE: tl.constexpr,
-    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr,
-    TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
+    IN: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr, GROUP: tl.constexpr, PIECES: tl.constexpr,
+    ROWS: tl.constexpr, TALL: tl.constexpr, BLOCK: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a convolution's weights: a share of the pixels, and one kernel row or all three, per program.
 
     On the way the gradient is taken back through the normalisation; `data_kernel` reads it in ``dz``. ``dw`` is
-    ``[shares, columns]``: each program writes its sums beside those of the other layers, once for each pixel of a
-    group.
+    ``[shares, columns]``: each program writes its sums beside those of the other layers, ``[3, 3, IN, OUT]``.
     """
     _after(CHAINED)
     k, n = tl.arange(0, WIDTH), tl.arange(0, GROUP * OUT)
     mine = tl.program_id(1)
     a, b, c = tl.load(factors + n % OUT), tl.load(factors + OUT + n % OUT), tl.load(factors + 2 * OUT + n % OUT)
-    above = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
-    level = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
-    below = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    # Of three kernel rows, or of three pieces of one.
+    first = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    second = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
+    third = tl.zeros([WIDTH, GROUP * OUT], tl.float32)
     groups = pixels // (GROUP * TALL)
     for tile in range(tl.program_id(0), tl.cdiv(groups, BLOCK), tl.num_programs(0)):
         p = tile * BLOCK + tl.arange(0, BLOCK)
@@ -361,28 +372,42 @@ def weight_kernel(
         place = _place(image, row, column, SIDE_OUT, OUT)[:, None] + n[None, :]
         mask = inside[:, None] & (n >= 0)[None, :]
         value = _raw_gradient(g, z, dz, place, mask, a, b, c, mine == 0)
-        row, column = row * STRIDE, column * STRIDE
-        patch = _patch(x, image, row + mine - 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
-        above = tl.dot(tl.trans(patch), value, above)
+        row, column = row * STRIDE + mine - 1, column * STRIDE
+        patch = _patch(x, image, row, column, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+        first = tl.dot(tl.trans(patch), value, first)
+        if PIECES == 3:
+            patch = _patch(x, image, row, column + 1, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+            second = tl.dot(tl.trans(patch), value, second)
+            patch = _patch(x, image, row, column + 2, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+            third = tl.dot(tl.trans(patch), value, third)
         if ROWS == 3:
-            patch = _patch(x, image, row, column, inside, SIDE_IN, IN, WIDTH, GROUP)
-            level = tl.dot(tl.trans(patch), value, level)
+            patch = _patch(x, image, row + 1, column, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+            second = tl.dot(tl.trans(patch), value, second)
             if TALL == 2:
                 lower = _raw_gradient(g, z, dz, place + SIDE_OUT * OUT, mask, a, b, c, True)
-                above = tl.dot(tl.trans(patch), lower, above)
-            patch = _patch(x, image, row + 1, column, inside, SIDE_IN, IN, WIDTH, GROUP)
-            below = tl.dot(tl.trans(patch), value, below)
+                first = tl.dot(tl.trans(patch), lower, first)
+            patch = _patch(x, image, row + 2, column, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+            third = tl.dot(tl.trans(patch), value, third)
             if TALL == 2:
-                level = tl.dot(tl.trans(patch), lower, level)
-                patch = _patch(x, image, row + 2, column, inside, SIDE_IN, IN, WIDTH, GROUP)
-                below = tl.dot(tl.trans(patch), lower, below)
-    used: tl.constexpr = (GROUP + 2) * IN
-    mask = (k < used)[:, None] & (n >= 0)[None, :]
-    place = dw + tl.program_id(0) * columns + (mine * used + k[:, None]) * (GROUP * OUT) + n[None, :]
-    tl.store(place, above, mask=mask)
-    if ROWS == 3:
-        tl.store(place + used * GROUP * OUT, level, mask=mask)
-        tl.store(place + 2 * used * GROUP * OUT, below, mask=mask)
+                second = tl.dot(tl.trans(patch), lower, second)
+                patch = _patch(x, image, row + 3, column, inside, SIDE_IN, IN, WIDTH, GROUP, PIECES)
+                third = tl.dot(tl.trans(patch), lower, third)
+    # The second pixel of a pair has the same weights one place further; its sums are added to those of the first.
+    pixel = (n // OUT)[None, :]
+    mask = (k[:, None] >= pixel * IN) & (k[:, None] < (3 // PIECES + pixel) * IN)
+    place = dw + tl.program_id(0) * columns + mine * 3 * IN * OUT
+    place += (k[:, None] - pixel * IN) * OUT + (n % OUT)[None, :]
+    further: tl.constexpr = 3 * IN * OUT // PIECES
+    tl.store(place, first, mask=mask & (pixel == 0))
+    if ROWS * PIECES == 3:
+        tl.store(place + further, second, mask=mask & (pixel == 0))
+        tl.store(place + 2 * further, third, mask=mask & (pixel == 0))
+    if GROUP == 2:
+        tl.debug_barrier()
+        tl.atomic_add(place, first, mask=mask & (pixel == 1), sem="relaxed")
+        if ROWS == 3:
+            tl.atomic_add(place + further, second, mask=mask & (pixel == 1), sem="relaxed")
+            tl.atomic_add(place + 2 * further, third, mask=mask & (pixel == 1), sem="relaxed")
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
