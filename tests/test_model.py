@@ -141,6 +141,14 @@ def test_weights_that_features_below_zero_would_clip_to_nothing() -> None:
     assert made.probabilities(some(3, 0)).isfinite().all()
 
 
+def test_weights_stay_clipped_when_all_classes_are_learnt_again() -> None:
+    made = model("wa")
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    learn(made, {"c": (15, 120)})
+    learn(made, {"a": (15, 200)})
+    assert made.learner.net.head.weight.min() == 0
+
+
 def test_podnet_needs_a_backbone_with_blocks() -> None:
     with pytest.raises(EdblError, match="podnet distils what blocks of the backbone return"):
         learn(model("podnet", backbone="given"), {"a": (15, 0), "b": (15, 60)})

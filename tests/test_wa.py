@@ -172,6 +172,8 @@ def test_clipping() -> None:
             assert bool(weight.min() >= 0) is clip
             weight.data -= 0.01  # the last update
             assert weight.min() < 0
+            assert phase.finish is not None
+            phase.finish()
         assert bool(weight.min() >= 0) is clip
         assert method.teacher is not None
         assert method.teacher.net.head.weight.min() < 0  # not the teacher, which is as it was

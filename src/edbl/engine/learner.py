@@ -171,6 +171,8 @@ class Learner:
 
         with only(self.net, phase.params):
             self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, after_epoch)
+        if phase.finish is not None:
+            phase.finish()
         save(name)
         return state.losses
 

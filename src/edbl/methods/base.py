@@ -45,6 +45,7 @@ class Phase:
     teacher: Teacher | None = None  # whose output for the batch the loss asks for
     backbone: Sequence[nn.Parameter] = ()  # those of `params` that learn `optim.backbone_lr` times as fast
     adjust: Callable[[Generator], None] | None = None  # changes gradients between backward pass and update
+    finish: Callable[[], None] | None = None  # changes the net after the last update
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
 
 

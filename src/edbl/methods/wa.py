@@ -1,7 +1,7 @@
 """WA: weight aligning."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor, linalg
@@ -10,7 +10,7 @@ from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy, distillation
-from edbl.methods.base import Method, Phase
+from edbl.methods.base import Draw, Method, Phase
 
 
 class WA(Method):
@@ -47,10 +47,13 @@ class WA(Method):
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the only phase, then align the head."""
         yield from super().phases(task)
-        self.clip()
         if task.old:
             weight = self.net.head.weight.data
             weight[task.old :] *= alignment(weight, task.old, self.config.norm)
+
+    def main_phase(self, task: Task, draw: Draw) -> Phase:
+        """Return the usual phase, whose last step is followed by clipping too."""
+        return replace(super().main_phase(task, draw), finish=self.clip)
 
     def clip(self) -> None:
         """Lift negative weights of the head to zero, where that is wanted and no feature is negative."""
@@ -60,7 +63,7 @@ class WA(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return ``(1 - lambda)`` cross-entropy plus ``lambda`` distillation, lambda being the share of old classes.
 
-        Weights are clipped before each step, and in `phases` after the last: the same as after each step.
+        Weights are clipped before each step, and by the phase after the last: the same as after each step.
         """
         self.clip()
         logits = self.net(batch.x).logits
