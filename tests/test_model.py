@@ -7,10 +7,13 @@ import torch
 from torch import Tensor
 
 from edbl import EdblError, Recipe
+from edbl.app.learn import measure
 from edbl.app.model import Model
 from edbl.data.augment import Transform
-from edbl.engine.evaluate import class_means
+from edbl.data.images import Images
+from edbl.engine.evaluate import class_means, outputs
 from edbl.nets.heads import CorrectedHead
+from edbl.nets.net import Net, Output
 
 
 def model(method: str, memory: str = "total=20", backbone: str = "mlp", seed: int = 0, **options: object) -> Model:
@@ -91,6 +94,24 @@ def test_means_are_worked_out_once_for_what_is_learnt(monkeypatch: pytest.Monkey
     again = model("rkd")
     again.load(made.tensors(), ["a", "c"], [1, 1])
     assert torch.equal(again.nearness(x), made.nearness(x))
+
+
+def test_images_pass_through_the_net_once_for_both_readouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, x = model("rkd"), some(5, 0)
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    expected = made.probabilities(x), made.nearness(x)
+    passed = []
+
+    def counted(net: Net, images: Images, transform: Transform) -> Output:
+        passed.append(len(images))
+        return outputs(net, images, transform)
+
+    monkeypatch.setattr("edbl.app.model.outputs", counted)
+    found = made.readouts(x)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert passed == [5]
+    assert measure(made, x, ["a"] * 5)["a"].images == 5
+    assert passed == [5, 5]
 
 
 def test_noise_starts_anew_when_classes_are_learnt_again() -> None:

@@ -203,7 +203,7 @@ def _expected(model: Model, backbone: nn.Module | None, pixels: Transform | None
     if backbone is not None and pixels is not None:
         with torch.no_grad():
             images = backbone(pixels.normalise(images)).unsqueeze(1)
-    return [model.probabilities(images), model.nearness(images)]
+    return list(model.readouts(images))
 
 
 def _metadata(model: Model, x: Tensor, readout: str, settings: Mapping[str, object]) -> dict[str, str]:

@@ -711,7 +711,7 @@ def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:
     scores = dict.fromkeys(model.names, Score(0, 0, 0))
     if not len(x):
         return scores
-    cnn, nme = model.probabilities(x).argmax(1).tolist(), model.nearness(x).argmax(1).tolist()
+    cnn, nme = (answers.argmax(1).tolist() for answers in model.readouts(x))
     for name, one, other in zip(labels, cnn, nme, strict=True):
         scores[name] += Score(1, int(model.names[one] == name), int(model.names[other] == name))
     return scores

@@ -19,6 +19,7 @@ from edbl.errors import EdblError, unknown
 from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import Backbone
+from edbl.nets.net import Output
 from edbl.recipe import Recipe
 
 
@@ -108,19 +109,31 @@ class Model:
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:
         """Return the probability of each class by the net's own read-out, ``[n, classes]``."""
-        output = outputs(self.learner.net, self._images(x), self.learner.transform)
-        return self.method.scores(output).softmax(1).cpu()
+        return self._probabilities(self._outputs(x))
 
     @torch.no_grad()
     def nearness(self, x: Tensor) -> Tensor:
         """Return minus the squared distance to each class's mean of exemplars, ``[n, classes]``."""
+        return self._nearness(self._outputs(x))
+
+    @torch.no_grad()
+    def readouts(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `probabilities` and `nearness` of the same images, which pass through the net once."""
+        output = self._outputs(x)
+        return self._probabilities(output), self._nearness(output)
+
+    def _probabilities(self, output: Output) -> Tensor:
+        return self.method.scores(output).softmax(1).cpu()
+
+    def _nearness(self, output: Output) -> Tensor:
         if self._means is None:
             flips = self.learner.recipe.evaluation.nme_flips
             self._means = class_means(self.memory, self.learner.features, flips)
-        return -distances(self._means, self.learner.features(self._images(x))).cpu()
+        return -distances(self._means, output.features).cpu()
 
-    def _images(self, x: Tensor) -> Images:
-        return Images(x, torch.zeros(len(x), dtype=torch.int64)).to(self.learner.device)
+    def _outputs(self, x: Tensor) -> Output:
+        images = Images(x, torch.zeros(len(x), dtype=torch.int64)).to(self.learner.device)
+        return outputs(self.learner.net, images, self.learner.transform)
 
     def forget(self, name: str) -> None:
         """Remove a class, its exemplars included."""
