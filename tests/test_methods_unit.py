@@ -20,7 +20,7 @@ from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.re_mkd import ReMKD, old_share
 from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.net import Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 
 METHODS = ["edbl", "finetune", "ib", "iib", "iib-kd", "joint", "re-mkd", "rkd", "vanilla-mkd"]  # the paper and bounds
@@ -519,6 +519,27 @@ def test_balance_teacher(teacher: Literal["old", "train"]) -> None:
         assert method.teacher.net is not method.net
         assert not any(p.requires_grad for p in method.teacher.net.parameters())
         assert method.balance_loss(a_batch(4), torch.ones(4)).isfinite()
+
+
+@pytest.mark.parametrize(("name", "kd", "asks"), [("ib", 0.0, False), ("ib", 0.5, True), ("iib", 0.0, True)])
+@pytest.mark.parametrize("teacher", ["old", "train"])
+def test_a_teacher_that_balancing_does_not_need_is_not_asked(
+    name: str, kd: float, asks: bool, teacher: Literal["old", "train"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = balancing(name, balance_kd_weight=kd, balance_teacher=teacher)
+    task = after_first_task(method, [3, 3], [9, 9])
+    asked: list[Tensor] = []
+
+    def answer(self: Teacher, x: Tensor) -> Output:
+        asked.append(x)
+        return self.net(x)
+
+    monkeypatch.setattr(Teacher, "answer", answer)
+    for phase in method.phases(task):
+        asked.clear()
+        phase.loss(a_batch(4))
+        needed = asks or phase.name == "train"
+        assert (phase.teacher is not None, len(asked)) == (needed, int(needed))
 
 
 @pytest.mark.parametrize("name", ["edbl", "iib-kd"])

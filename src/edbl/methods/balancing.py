@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class Balancing(RKD):
     The second phase starts from the first one's weights with a fresh optimiser and the same images (A13); the first
     task has none (A12).
     """
+
+    factor_asks: ClassVar[bool] = False  # the influence factor depends on the teacher
 
     @dataclass(frozen=True)
     class Config(RKD.Config):
@@ -63,7 +65,13 @@ class Balancing(RKD):
         balance = self.phase("balance", draw, self.config.balance, lambda batch: self.balance_loss(batch, weights))
         layers = self.net.head if self.config.balance_layers == "head" else self.net
         train_mode = balance.train_mode and self.config.balance_norm == "train"
-        yield replace(balance, params=list(layers.parameters()), train_mode=train_mode)
+        teacher = self.teacher if self.balance_asks else None
+        yield replace(balance, params=list(layers.parameters()), teacher=teacher, train_mode=train_mode)
+
+    @property
+    def balance_asks(self) -> bool:
+        """Whether the balancing phase needs the teacher."""
+        return self.factor_asks or self.config.balance_kd_weight > 0
 
     def class_weights(self, draw: Draw, task: Task) -> Tensor:
         """Return ``lambda_k`` for each seen class."""
@@ -73,17 +81,20 @@ class Balancing(RKD):
             counts = torch.cat([draw.old_share * old / old.sum(), (1 - draw.old_share) * new / new.sum()])
         return class_weights(counts, self.config.gamma, self.config.weight_sum)
 
-    def influence(self, output: Output, y: Tensor, teacher: Tensor) -> Tensor:
+    def influence(self, output: Output, y: Tensor, teacher: Tensor | None) -> Tensor:
         """Return the influence factor of each sample: Eq. 6."""
         return influence(output.logits, y, output.features)
 
     def balance_loss(self, batch: Batch, weights: Tensor) -> Tensor:
         """Return Eq. 16: the influence-balanced loss of Eq. 7 or 14 plus gamma_2 times Eq. 3."""
-        output, teacher = self.net(batch.x), self.teach(batch.x).logits
+        output = self.net(batch.x)
+        teacher = self.teach(batch.x).logits if self.balance_asks else None
         weighed = Output(*(t.detach() for t in output)) if self.config.detach else output
         factor = self.influence(weighed, batch.y, teacher) + self.config.epsilon
         loss = weighted_cross_entropy(output.logits, batch.y, weights, self.config.weight_place) / factor
-        return (loss + self.config.balance_kd_weight * self.distill(output.logits, teacher)).mean()
+        if teacher is not None:
+            loss = loss + self.config.balance_kd_weight * self.distill(output.logits, teacher)
+        return loss.mean()
 
     def end(self, task: Task) -> None:
         """Refresh the memory, unless that was done after phase 1."""

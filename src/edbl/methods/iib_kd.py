@@ -18,6 +18,7 @@ class IIBKD(Balancing):
     title = "RKD, then IIB with distillation"
     source = "EDBL paper, Tables 3 and 5"
     year = 2023
+    factor_asks = True
 
     @dataclass(frozen=True)
     class Config(Balancing.Config):
@@ -31,8 +32,9 @@ class IIBKD(Balancing):
 
     config: Config
 
-    def influence(self, output: Output, y: Tensor, teacher: Tensor) -> Tensor:
+    def influence(self, output: Output, y: Tensor, teacher: Tensor | None) -> Tensor:
         """Return Eq. 13 (15 for mixed labels), or Eq. 11."""
+        assert teacher is not None
         logits, features = output
         if self.config.factor == "coupled":
             return coupled_influence(logits, y, teacher, features, self.config.factor_over)
