@@ -652,10 +652,18 @@ def test_bad_options(tmp_path: Path, cli: Cli, options: list[str], message: str)
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_methods_that_a_frozen_backbone_does_not_suit(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.parametrize("method", ["mnemonics", "podnet"])
+def test_methods_that_a_frozen_backbone_does_not_suit(tmp_path: Path, cli: Cli, method: str) -> None:
     folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
-    error = refused(cli, "learn", tmp_path / "model", folder, "--backbone", "stand-in", "--method", "podnet")
+    error = refused(cli, "learn", tmp_path / "model", folder, "--backbone", "stand-in", "--method", method)
     assert "which a frozen backbone does not give it" in error
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_method_that_looks_into_its_net_does_not_suit_one_of_timm(tmp_path: Path, cli: Cli) -> None:
+    folder, net = write_digits(tmp_path / "a", {0: 3, 1: 3}), ("--backbone", "timm:net", "--tune", "all")
+    error = refused(cli, "learn", tmp_path / "model", folder, *net, "--method", "podnet")
+    assert "podnet looks into its net, which one of timm does not let it" in error
 
 
 def test_what_is_fixed_and_what_may_change(tmp_path: Path, cli: Cli) -> None:

@@ -269,7 +269,10 @@ def test_the_service_lives_as_long_as_the_runs(tmp_path: Path, monkeypatch: pyte
         (6, {"net.backbone": "resnet18"}, None),
         (6, {"precision": "fp32"}, None),
         (6, {"fused": False}, None),
+        (6, {"method": "cldr"}, None),
+        (6, {"method": "mnemonics"}, None),
         (6, {"method": "podnet"}, None),
+        (6, {"method": "tpcil"}, None),
         (6, {"method": "own.py"}, None),
     ],
 )

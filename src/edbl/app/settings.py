@@ -27,7 +27,6 @@ from edbl.schedule import Schedule
 MEMORY = "per_class=20"
 VALIDATION = 0.1
 SIDES = 8, 1024  # least and most image size
-PIXELS_ONLY = ("mnemonics", "podnet")  # methods that look into the backbone, or change pixels
 ELSEWHERE = {  # keys that --set may not change, and what does
     "method": "--method",
     "memory": "--memory",
@@ -140,7 +139,8 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
         raise EdblError(f"{backbone} learns from scratch, so there is nothing to freeze; leave out --tune head")
     if found is not None:
         tune = cast(Literal["head", "all"], request.tune or ("all" if gpu else "head"))
-    if tune == "head" and method in PIXELS_ONLY:
+    needs = find_method(method).needs
+    if tune == "head" and needs != "features":
         raise EdblError(
             f"{method} needs the pixels or the inner layers of its net, which a frozen backbone does not give it\n"
             "use --tune all, or another method"
@@ -148,8 +148,10 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
     size = request.image_size or (found.image_size if found else usual_size(photos))
     if found is not None:
         found.check(size)
-    if method == "podnet" and backbone.startswith("timm:"):
-        raise EdblError("podnet looks into its net, which one of timm does not let it; use another method or backbone")
+    if needs == "blocks" and backbone.startswith("timm:"):
+        raise EdblError(
+            f"{method} looks into its net, which one of timm does not let it; use another method or backbone"
+        )
     settings = Settings(
         method=method,
         backbone=backbone,

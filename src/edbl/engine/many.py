@@ -40,7 +40,6 @@ from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
 REFRESH = 0.5  # seconds between looks at the runs
-BY_LIBRARIES = ("cldr", "mnemonics", "podnet", "tpcil")  # methods of which cuDNN or cuBLAS computes a large part
 TRIES = 3  # times that runs begin or go on, while processes are killed
 
 
@@ -105,7 +104,7 @@ def at_once(device: str) -> int:
 def divisible(recipe: Recipe) -> bool:
     """Tell whether a run has the same bits on a part of a GPU as on all of it, as far as `tests.test_gpu` shows."""
     fused = recipe.net.backbone == "resnet32" and recipe.fused and recipe.precision != "fp32"
-    return fused and recipe.method in methods() and recipe.method not in BY_LIBRARIES
+    return fused and recipe.method in methods() and not methods()[recipe.method].by_libraries
 
 
 def run_many(

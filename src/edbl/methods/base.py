@@ -63,6 +63,9 @@ class Method:
     our_reading: ClassVar[bool] = False  # the publication leaves so much open that much is ours
     head: ClassVar[type[Head]] = LinearHead
     last_relu: ClassVar[bool] = True  # of the backbone
+    # What it must have: features of images are enough, or it changes pixels, or it looks into the backbone's blocks.
+    needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
+    by_libraries: ClassVar[bool] = False  # cuDNN or cuBLAS computes much of it: other bits on a part of a GPU
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
 
     @dataclass(frozen=True)

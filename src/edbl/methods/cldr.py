@@ -27,6 +27,7 @@ class CLDR(Method):
     year = 2021
     distils = True
     our_reading = True
+    by_libraries = True
 
     @dataclass(frozen=True)
     class Config(Method.Config):

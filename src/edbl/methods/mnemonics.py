@@ -39,6 +39,8 @@ class Mnemonics(RKD):
     our_reading = True
     head = CosineHead
     last_relu = False
+    needs = "pixels"
+    by_libraries = True
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (80, 120),

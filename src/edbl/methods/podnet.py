@@ -36,6 +36,8 @@ class PODNet(Method):
     distils = True
     head = ProxyHead
     last_relu = False
+    needs = "blocks"
+    by_libraries = True
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (),
