@@ -2,16 +2,13 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from edbl.data.augment import Transform
+from tests.vectors import seeded
 
 CPU = torch.device("cpu")
 MEAN, STD = (0.3, 0.5, 0.7), (0.2, 0.25, 0.4)
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def transform(augment: str, pad: int = 2, channels: int = 3) -> Transform:

@@ -11,7 +11,6 @@ from torch import Tensor
 from edbl import Recipe
 from edbl.data.augment import Transform
 from edbl.data.images import Images
-from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.engine.fit import Loop, State
 from edbl.engine.progress import Progress
@@ -23,9 +22,7 @@ from edbl.nets.heads import CorrectedHead, LinearHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
-from tests.vectors import WIDTH, images_of, seeded, small
-
-Vector = list[float]
+from tests.vectors import WIDTH, Vector, a_batch, images_of, literal_ce, seeded, small, softmax
 
 
 class Straight(MLP):
@@ -71,20 +68,6 @@ def correction(method: BiC) -> Tensor:
 
 def second_task(**options: Any) -> tuple[BiC, Task]:
     return make([2, 1], images_of([10, 10, 10], seed=2), images_of([30, 25], 3, seed=3), **options)
-
-
-def a_batch(seen: int, n: int = 7) -> Batch:
-    y = torch.eye(seen)[torch.randint(seen, (n,), generator=seeded(5))]
-    return Batch(torch.randn(n, WIDTH, generator=seeded(6)), y)
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
-
-
-def literal_ce(z: Vector, y: Vector) -> float:
-    return -sum(y[i] * math.log(softmax(z)[i]) for i in range(len(z)))
 
 
 def literal_kd(z: Vector, teacher: Vector, temperature: float) -> float:

@@ -13,7 +13,8 @@ from edbl.data.samplers import OldNew
 from edbl.methods.cldr import CLDR, Depth, squared_change, swapped
 from edbl.nets.backbones import MLP, Backbone, ResNet, initialise
 from tests.test_contract import learnt
-from tests.test_methods_unit import a_batch, after_first_task, make, seeded, task_of
+from tests.test_methods_unit import a_batch, after_first_task, make, task_of
+from tests.vectors import seeded
 
 Rows = list[list[float]]
 

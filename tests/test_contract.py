@@ -21,6 +21,7 @@ from edbl.methods import find_method, methods
 from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
 from edbl.nets.net import Net
 from tests.conftest import Cli
+from tests.vectors import same
 
 CPU = torch.device("cpu")
 METHODS = sorted(methods())
@@ -85,10 +86,6 @@ def last_state(folder: Path, record: Record) -> Saved:
     saved = Checkpoints(folder / "checkpoints").load(f"task-{len(record.task_sizes) - 1}")
     assert saved is not None
     return saved
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 class Killed(BaseException):

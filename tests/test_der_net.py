@@ -22,13 +22,10 @@ from edbl.methods.base import Phase
 from edbl.methods.der_net import DERNet, ExpandingNet, auxiliary_loss, balanced
 from edbl.nets.backbones import Backbone, build
 from edbl.schedule import FirstTask, Optim, Schedule
+from tests.vectors import same, seeded, state
 
 SHAPE = (1, 6, 6)
 WIDTH = 32  # of backbone small
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def small(generator: Generator) -> Backbone:
@@ -37,14 +34,6 @@ def small(generator: Generator) -> Backbone:
 
 def some(count: int = 8, seed: int = 0) -> Tensor:
     return torch.randn(count, *SHAPE, generator=seeded(seed))
-
-
-def state(module: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in module.state_dict().items()}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 def grown(*sizes: int, seed: int = 0) -> ExpandingNet:

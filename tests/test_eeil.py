@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from edbl import Recipe, resume, run
-from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
@@ -18,10 +17,8 @@ from edbl.methods.eeil import EEIL, add_noise, task_distillation
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.test_bic import blobs, fit
-from tests.test_contract import Killed, Killer, last_state, recipe, same
-from tests.vectors import WIDTH, images_of, seeded, small
-
-Vector = list[float]
+from tests.test_contract import Killed, Killer, last_state, recipe
+from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax
 
 
 def move(net: Net, seed: int) -> None:
@@ -53,16 +50,6 @@ def make(
     return method, task
 
 
-def a_batch(seen: int, n: int = 7) -> Batch:
-    y = torch.eye(seen)[torch.randint(seen, (n,), generator=seeded(5))]
-    return Batch(torch.randn(n, WIDTH, generator=seeded(6)), y)
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
-
-
 def literal_kd(z: Vector, teacher: Vector, sizes: list[int], temperature: float) -> float:
     """The sum over tasks of ``-sum_i p_i log q_i`` with p and q from a softmax over the task's own classes."""
     loss, start = 0.0, 0
@@ -73,10 +60,6 @@ def literal_kd(z: Vector, teacher: Vector, sizes: list[int], temperature: float)
             loss -= target[i] * math.log(student[i])
         start += size
     return loss
-
-
-def literal_ce(z: Vector, y: Vector) -> float:
-    return -sum(y[i] * math.log(softmax(z)[i]) for i in range(len(z)))
 
 
 def literal_loss(logits: Tensor, y: Tensor, teacher: Tensor, sizes: list[int], weight: float) -> float:

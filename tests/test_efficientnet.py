@@ -3,16 +3,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from edbl.nets.backbones import Foreign, initialise
 from edbl.nets.efficientnet import INNER, OUTER, EfficientNetLite0, Inverted, Layer, renamed
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
+from tests.vectors import seeded
 
 
 def fresh(last_relu: bool = True) -> EfficientNetLite0:

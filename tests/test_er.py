@@ -13,7 +13,8 @@ from edbl.data.mixing import unmixed
 from edbl.data.samplers import OldNew
 from edbl.memory import Budget
 from edbl.methods.er import ER, halves
-from tests.test_methods_unit import a_batch, after_first_task, images_of, make, seeded, task_of
+from tests.test_methods_unit import a_batch, after_first_task, images_of, make, task_of
+from tests.vectors import seeded
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,13 +12,10 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net, Output
 from edbl.schedule import Optim, Schedule
+from tests.vectors import seeded, unit
 
 CPU = torch.device("cpu")
 PIXELS = 2 * 3 * 4  # of the images below
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def random_images(counts: list[int], seed: int = 0) -> Images:
@@ -39,11 +34,6 @@ def features(images: Images) -> Tensor:
     """A fixed map whose lengths differ from image to image."""
     matrix = torch.randn(PIXELS, 5, generator=seeded(7), dtype=torch.float64)
     return (images.x.flatten(1).double() / 255 - 0.4) @ matrix
-
-
-def unit(v: list[float]) -> list[float]:
-    length = math.sqrt(sum(a * a for a in v))
-    return [a / length for a in v]
 
 
 def mirror(x: Tensor) -> Tensor:

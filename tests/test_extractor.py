@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from edbl.app import extractor
 from edbl.app.extractor import LITE0, PACKAGE, WEIGHTS, Pretrained, find
@@ -18,15 +18,12 @@ from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.errors import EdblError
 from edbl.nets.backbones import Foreign
 from edbl.nets.efficientnet import EfficientNetLite0
+from tests.vectors import seeded
 
 HALF = (0.5, 0.5, 0.5)
 SIZE = 6
 
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason="needs edbl[photos]")
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def noise(n: int = 3, size: int = SIZE, seed: int = 0) -> Tensor:

@@ -15,7 +15,8 @@ from edbl.data.mixing import Batch, unmixed
 from edbl.data.stream import Task
 from edbl.methods.base import Phase
 from edbl.methods.gem import GEM, Parts, minimise, project
-from tests.test_methods_unit import a_batch, images_of, make, seeded, task_of
+from tests.test_methods_unit import a_batch, images_of, make, task_of
+from tests.vectors import seeded
 
 Gradients = tuple[np.ndarray, np.ndarray]  # g [parameters], G [tasks, parameters]
 

@@ -8,14 +8,11 @@ import torch
 from torch import Tensor
 
 from edbl.nets.heads import CorrectedHead, CosineHead, FrozenHead, Head, LinearHead, ProxyHead
+from tests.vectors import cosine, dot, seeded
 
 HEADS = (LinearHead, CorrectedHead, CosineHead, ProxyHead)
 FROZEN = (CosineHead, ProxyHead)
 WIDTH = 6
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def grown(kind: type[Head], *sizes: int, seed: int = 0) -> Head:
@@ -40,16 +37,8 @@ def rows(head: Head) -> Tensor:
     return torch.cat([head.old, head.weight]).detach() if isinstance(head, FrozenHead) else head.weight.detach()
 
 
-def dot(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
-
-
 def length(a: list[float]) -> float:
     return math.sqrt(dot(a, a))
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    return dot(a, b) / (length(a) * length(b))
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -10,19 +10,14 @@ from edbl import Recipe
 from edbl.data.mixing import Batch
 from edbl.methods.icarl import ICaRL, binary_cross_entropy
 from edbl.methods.lwf_mc import LwFMC
-from tests.test_methods_unit import after_first_task, make, seeded, task_of
+from tests.test_methods_unit import after_first_task, make, task_of
+from tests.vectors import Vector, seeded, softmax
 
-Vector = list[float]
 BOTH = ["icarl", "lwf-mc"]
 
 
 def sigmoid(v: float) -> float:
     return 1 / (1 + math.exp(-v))
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
 
 
 def slow_bce(z: Vector, label: int, teacher: Vector) -> float:

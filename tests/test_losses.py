@@ -28,8 +28,8 @@ from edbl.nets.backbones import MLP
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
+from tests.vectors import Vector, softmax
 
-Vector = list[float]
 Over = Literal["old", "all"]
 OVERS: tuple[Over, ...] = ("old", "all")
 SIZES = [(1, 1, 1, 1), (7, 3, 2, 5), (5, 1, 6, 4), (9, 12, 8, 16)]  # batch, m, n, width
@@ -86,11 +86,6 @@ def make_case(size: tuple[int, int, int, int], mixed: bool) -> Case:
 @pytest.fixture(params=[(size, mixed) for size in SIZES for mixed in (False, True)], ids=str)
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(*request.param)
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
 
 
 def hard_cross_entropy(z: Vector, label: int) -> float:

@@ -20,12 +20,9 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import CosineHead, FrozenHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
+from tests.vectors import cosine, seeded
 
 SHAPE = (1, 4, 4)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def images_of(counts: list[int], first: int, seed: int) -> Images:
@@ -62,13 +59,6 @@ def second_task(method: LUCIR, counts: tuple[int, ...] = (5, 6)) -> Task:
 def a_batch(labels: list[int], seen: int) -> Batch:
     x = torch.randn(len(labels), *SHAPE, generator=seeded(5)) * 60 + 128
     return Batch(x, torch.eye(seen)[labels])
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    def dot(a: list[float], b: list[float]) -> float:
-        return sum(x * y for x, y in zip(a, b, strict=True))
-
-    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
 
 
 def literal_ranking(cosines: list[list[float]], labels: list[int], old: int, margin: float, rivals: int) -> float:

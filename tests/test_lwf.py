@@ -9,14 +9,8 @@ from torch import Tensor
 from edbl import Recipe
 from edbl.data.mixing import Batch
 from edbl.methods.lwf import LwF, new_cross_entropy
-from tests.test_methods_unit import after_first_task, images_of, make, seeded, task_of
-
-Vector = list[float]
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
+from tests.test_methods_unit import after_first_task, images_of, make, task_of
+from tests.vectors import Vector, seeded, softmax
 
 
 def slow_loss(z: Vector, label: int, teacher: Vector, weight: float, t: float, factor: float) -> float:

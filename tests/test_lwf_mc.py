@@ -4,7 +4,8 @@ import torch
 
 from edbl.methods.icarl import ICaRL
 from edbl.methods.lwf_mc import LwFMC
-from tests.test_methods_unit import a_batch, after_first_task, make, seeded
+from tests.test_methods_unit import a_batch, after_first_task, make
+from tests.vectors import seeded
 
 
 def test_same_loss_as_icarl() -> None:

@@ -22,16 +22,13 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
+from tests.vectors import seeded
 
 METHODS = ["edbl", "finetune", "ib", "iib", "iib-kd", "joint", "re-mkd", "rkd", "vanilla-mkd"]  # the paper and bounds
 BALANCING = ("ib", "iib", "iib-kd", "edbl")
 MIXING = ("vanilla-mkd", "re-mkd", "edbl")
 TEACHING = ("rkd", "vanilla-mkd", "re-mkd", *BALANCING)
 TRAIN, BALANCE = Schedule(4, 0.2, (2,)), Schedule(3, 0.02, (1,))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def images_of(counts: list[int], first: int = 0, seed: int = 0) -> Images:

@@ -7,6 +7,7 @@ import torch
 from torch import Generator, Tensor
 
 from edbl.data.mixing import Batch, PairMixup, Ratio, ResamplingMixup, VanillaMixup, mix, unmixed
+from tests.vectors import seeded
 
 SHAPES = [(1, 1, 1), (4, 2, 3), (32, 10, 107), (5, 4, 1)]  # old images, rounds, new images
 
@@ -19,10 +20,6 @@ class ThreeQuarters(Ratio):
 
 
 THREE_QUARTERS = ThreeQuarters(1.0, "pass")
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def unit_batch(old: int, new: int, old_classes: int = 3, new_classes: int = 2) -> Batch:

@@ -25,15 +25,12 @@ from edbl.nets.heads import CosineHead, cosines
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
-from tests.test_contract import Killed, Killer, last_state, recipe, same
+from tests.test_contract import Killed, Killer, last_state, recipe
+from tests.vectors import dot, same, seeded, unit
 
 SHAPE = (3, 4, 4)
 TRAIN, PIXELS = Schedule(2, 0.05, ()), Schedule(3, 20.0, ())
 TRANSFORM = Transform.of("none", 0, (0.5, 0.4, 0.3), (0.2, 0.25, 0.3), torch.device("cpu"))
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def images_of(counts: list[int], first: int = 0, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Images:
@@ -88,15 +85,6 @@ def state_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 # The losses, written out.
-
-
-def unit(vector: list[float]) -> list[float]:
-    length = math.sqrt(sum(v * v for v in vector))
-    return [v / length for v in vector]
-
-
-def dot(a: list[float], b: list[float]) -> float:
-    return sum(x * y for x, y in zip(a, b, strict=True))
 
 
 def literal_means(features: Tensor, y: Tensor, otherwise: Tensor) -> list[list[float]]:

@@ -1,15 +1,12 @@
 import pytest
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from edbl.errors import EdblError
 from edbl.nets.backbones import BACKBONES, MLP, Block, ResNet, build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
+from tests.vectors import same, seeded, state
 
 
 def parameters(module: nn.Module) -> int:
@@ -31,14 +28,6 @@ def train_a_little(net: Net, steps: int = 3) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-
-
-def state(module: nn.Module) -> dict[str, Tensor]:
-    return {k: v.clone() for k, v in module.state_dict().items()}
-
-
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
 
 
 def test_resnet32_has_the_known_size() -> None:

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edbl import Recipe, run
-from edbl.data.images import Images
-from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
@@ -23,24 +21,11 @@ from edbl.nets.heads import FrozenHead, ProxyHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import learnt
+from tests.test_lucir import SHAPE, a_batch, images_of, task_of
+from tests.vectors import seeded
 
-SHAPE = (1, 4, 4)
 TRAIN, TUNE = Schedule(2, 0.1, ()), Schedule(3, 0.05, ())
 FORMS: tuple[Literal["released", "printed"], ...] = ("released", "printed")
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def images_of(counts: list[int], first: int, seed: int) -> Images:
-    y = torch.tensor([first + k for k, count in enumerate(counts) for _ in range(count)])
-    return Images(torch.randint(256, (len(y), *SHAPE), generator=seeded(seed), dtype=torch.uint8), y)
-
-
-def task_of(index: int, old: int, counts: list[int]) -> Task:
-    train = images_of(counts, old, seed=20 + old)
-    return Task(index, old, len(counts), train, train, train)
 
 
 def podnet(**options: object) -> PODNet:
@@ -62,11 +47,6 @@ def second_task(method: PODNet, counts: tuple[int, ...] = (12, 15)) -> Task:
     for parameter in method.net.backbone.parameters():
         parameter.data += 0.05 * torch.randn(parameter.shape, generator=seeded(4))
     return task
-
-
-def a_batch(labels: list[int], seen: int) -> Batch:
-    x = torch.randn(len(labels), *SHAPE, generator=seeded(5)) * 60 + 128
-    return Batch(x, torch.eye(seen)[labels])
 
 
 def released(similarities: list[float], label: int, eta: float, margin: float) -> float:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from edbl import Recipe
 from edbl.data.images import Images
@@ -16,13 +16,10 @@ from edbl.memory import Budget, Memory
 from edbl.methods.remix import Remix
 from edbl.nets.backbones import build
 from edbl.schedule import Optim, Schedule
+from tests.vectors import seeded
 
 COUNTS = [1, 2, 3, 5, 6, 9, 10, 30, 99]
 RATIOS = [0.0, 0.1, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9, 1.0]
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
 
 
 def literal(lam: float, n_i: int, n_j: int, kappa: float, tau: float) -> float:

@@ -9,7 +9,8 @@ from edbl import Recipe
 from edbl.data.mixing import Batch, RebalancedMixup
 from edbl.methods.remix_kd import RemixKD
 from edbl.methods.rkd import RKD
-from tests.test_remix import a_method, a_task, cross_entropy, seeded
+from tests.test_remix import a_method, a_task, cross_entropy
+from tests.vectors import seeded
 
 
 def test_loss_is_cross_entropy_and_distillation_of_the_mixed_image() -> None:

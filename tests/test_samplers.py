@@ -4,13 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from edbl.data.samplers import OldNew, Pairs, Uniform, cycle
-
-
-def seeded(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
+from tests.vectors import seeded
 
 
 def even(counts: Counter[int], numbers: range) -> bool:

@@ -14,9 +14,7 @@ from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.ssil import SSIL, separated_cross_entropy
 from edbl.schedule import FirstTask, Optim, Schedule
-from tests.vectors import WIDTH, images_of, seeded, small
-
-Vector = list[float]
+from tests.vectors import WIDTH, Vector, images_of, seeded, small, softmax
 
 
 def make(
@@ -43,11 +41,6 @@ def make(
 
 def a_batch(labels: list[int], seen: int) -> Batch:
     return Batch(torch.randn(len(labels), WIDTH, generator=seeded(6)), torch.eye(seen)[torch.tensor(labels)])
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
 
 
 def literal_ce(z: Vector, label: int, old: int) -> float:

@@ -19,12 +19,9 @@ from edbl.nets.heads import CosineHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import learnt
+from tests.vectors import cosine, seeded
 
 SHAPE = (1, 4, 4)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def normalise(x: Tensor) -> Tensor:
@@ -79,11 +76,6 @@ def pearson(a: list[float], b: list[float]) -> float:
     together = sum((x - mean_a) * (y - mean_b) for x, y in zip(a, b, strict=True))
     alone = sum((x - mean_a) ** 2 for x in a) * sum((y - mean_b) ** 2 for y in b)
     return together / math.sqrt(alone)
-
-
-def cosine(a: list[float], b: list[float]) -> float:
-    lengths = math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
-    return sum(x * y for x, y in zip(a, b, strict=True)) / lengths
 
 
 def test_topology_loss() -> None:

@@ -9,21 +9,16 @@ import torch
 from torch import Tensor
 
 from edbl import Recipe, resume, run
-from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.engine.progress import Progress
 from edbl.methods.wa import WA, alignment
-from tests.test_contract import Killed, last_state, recipe, same
-from tests.test_methods_unit import after_first_task, make, seeded, task_of
+from tests.test_contract import Killed, last_state, recipe
+from tests.test_icarl import a_batch
+from tests.test_methods_unit import after_first_task, make, task_of
+from tests.vectors import Vector, same, seeded, softmax
 
-Vector = list[float]
 Norm = Literal["l2", "l1"]
 NORMS: tuple[Norm, ...] = ("l2", "l1")
-
-
-def softmax(z: Vector) -> Vector:
-    total = sum(math.exp(v) for v in z)
-    return [math.exp(v) / total for v in z]
 
 
 def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float) -> float:
@@ -52,10 +47,6 @@ def wa(**options: object) -> WA:
     method = make("wa", **options)  # type: ignore[arg-type]
     assert isinstance(method, WA)
     return method
-
-
-def a_batch(labels: list[int], seen: int) -> Batch:
-    return Batch(torch.randn(len(labels), 1, 1, 1, generator=seeded(1)), torch.eye(seen)[labels])
 
 
 @pytest.mark.parametrize("exemplars", [[3], [3, 3, 3]])

@@ -1,11 +1,17 @@
-"""Small vectors and nets for tests of single methods."""
+"""Small vectors and nets for tests of single methods, and sums over them, number by number."""
+
+import math
 
 import torch
+from torch import Tensor, nn
 
 from edbl.data.images import Images
+from edbl.data.mixing import Batch
 from edbl.nets.backbones import MLP, initialise
 
 WIDTH = 6
+
+Vector = list[float]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -18,7 +24,42 @@ def images_of(counts: list[int], first: int = 0, seed: int = 0) -> Images:
     return Images(torch.randn(len(y), WIDTH, generator=seeded(seed)), y)
 
 
+def a_batch(seen: int, n: int = 7) -> Batch:
+    y = torch.eye(seen)[torch.randint(seen, (n,), generator=seeded(5))]
+    return Batch(torch.randn(n, WIDTH, generator=seeded(6)), y)
+
+
 def small(generator: torch.Generator) -> MLP:
     backbone = MLP(WIDTH, width=8)
     initialise(backbone, generator)
     return backbone
+
+
+def state(module: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in module.state_dict().items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def softmax(z: Vector) -> Vector:
+    total = sum(math.exp(v) for v in z)
+    return [math.exp(v) / total for v in z]
+
+
+def literal_ce(z: Vector, y: Vector) -> float:
+    return -sum(y[i] * math.log(softmax(z)[i]) for i in range(len(z)))
+
+
+def dot(a: Vector, b: Vector) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def unit(v: Vector) -> Vector:
+    length = math.sqrt(dot(v, v))
+    return [a / length for a in v]
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    return dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))
