@@ -22,7 +22,8 @@ from edbl.engine.progress import Progress
 from edbl.engine.step import Step
 from edbl.files import lock
 from tests.conftest import Cli, full_disk
-from tests.test_contract import Killed
+from tests.test_contract import Killed, last_state
+from tests.vectors import same
 
 SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
 
@@ -62,8 +63,15 @@ class Trained(Progress):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Record:
-    return run(recipe(), tmp_path_factory.mktemp("whole") / "run")
+def whole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(recipe(), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(whole_folder: Path) -> Record:
+    return records.read(whole_folder)
 
 
 def assert_same(first: Record, second: Record) -> None:
@@ -166,6 +174,27 @@ def test_a_damaged_state_after_a_task_costs_no_training_of_its_phases(tmp_path: 
     trained = Trained()
     assert_same(resume(folder, progress=trained), whole)
     assert trained.epochs[0] == (2, "train", 0), "task 1 was put together again from its finished phases"
+
+
+@pytest.mark.parametrize("lost", ["task-1", "task-1*"])
+def test_a_damaged_state_after_a_task_changes_no_bits_of_the_last_one(
+    tmp_path: Path, whole_folder: Path, whole: Record, lost: str
+) -> None:
+    folder = killed(tmp_path / "run", 2, "train", 3)
+    for path in (folder / "checkpoints").glob(f"{lost}.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    trained = Trained()
+    resumed = resume(folder, progress=trained)
+    assert trained.epochs[0] == ((2, "train", 0) if lost == "task-1" else (1, "train", 0))
+    assert_same(resumed, whole)
+    assert same(last_state(folder, resumed).tensors, last_state(whole_folder, whole).tensors)
+
+
+def test_older_checkpoints_go_while_a_run_goes_on(tmp_path: Path) -> None:
+    folder = killed(tmp_path / "run", 2, "train", 3)
+    before = ["task-0", "task-1", "task-1-phase-0", "task-1-phase-1"]
+    epochs = ["task-2-phase-0-epoch-2", "task-2-phase-0-epoch-3"]
+    assert Checkpoints(folder / "checkpoints").names() == [*before, *epochs]
 
 
 def test_with_all_checkpoints_lost_a_run_begins_again(tmp_path: Path, whole: Record) -> None:
