@@ -578,6 +578,26 @@ def test_names_that_a_terminal_cannot_show(tmp_path: Path, cli: Cli) -> None:
     assert "\\u96f6" in found.stdout
 
 
+@pytest.mark.parametrize(("call", "below"), [("listdir", ""), ("stat", "/.")])
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, call: str, below: str
+) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    learn(cli, model, folder, *SHORT)
+    shut, able = write_digits(folder / "digit 0", {2: 3}) / "digit 2", getattr(os, call)
+
+    def refuse(path: Any, *given: Any, **more: Any) -> Any:
+        if os.fspath(path) == f"{shut}{below}":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return able(path, *given, **more)
+
+    monkeypatch.setattr(os, call, refuse)
+    for command in ("predict", "learn"):
+        assert f"folder {shut} cannot be read: Permission denied" in refused(cli, command, model, folder)
+    said = refused(cli, "run", "finetune", "--data", folder, "--out", tmp_path / "run")
+    assert f"folder {shut} cannot be read: Permission denied" in said
+
+
 def test_links_that_are_not_followed_are_told_of(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
     learn(cli, model, folder, *SHORT)

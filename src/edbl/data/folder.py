@@ -130,8 +130,16 @@ class Walk:
 
     def visible(self, folder: Path) -> list[Path]:
         """Return what lies in ``folder``, sorted by name."""
+        try:
+            os.stat(os.path.join(folder, "."))  # fails where names can be listed, but nothing be opened
+            paths = sorted(folder.iterdir())
+        except PermissionError as error:
+            raise EdblError(
+                f"folder {shown(folder)} cannot be read: {error.strerror}\n"
+                "change its permissions, or move it out of the folder that you give"
+            ) from error
         found = []
-        for path in sorted(folder.iterdir()):
+        for path in paths:
             if path.name.startswith("."):
                 continue
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(self.root):
