@@ -24,7 +24,7 @@ LAYERS = {
     "nets": ["errors"],
     "memory": ["errors", "data"],
     "methods": ["errors", "config", "schedule", "losses", "data", "nets", "memory"],
-    "presets": ["config", "schedule"],
+    "presets": ["config", "schedule", "memory"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
     "records": ["errors", "files", "metrics"],
     "experiments": ["recipe"],

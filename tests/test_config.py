@@ -545,6 +545,26 @@ def test_digits_have_small_batches_with_few_old_images() -> None:
         assert (recipe.options.min_old, recipe.optim.batch) == (old, batch)
 
 
+@pytest.mark.parametrize(
+    ("data", "given", "min_old", "rate"),
+    [
+        ("cifar100", {}, 32, 0.1),
+        ("cifar100", {"memory": "total=1999"}, 1, 0.03),
+        ("cifar100", {"memory": "per_class=19"}, 1, 0.03),
+        ("cifar100", {"memory": "per_class=20"}, 32, 0.1),
+        ("cifar100", {"memory": "total=500", "stream.protocol": "base-half"}, 1, 0.01),
+        ("cifar100", {"memory": "total=500", "preset": "paper"}, 32, 0.1),
+        ("cifar10", {}, 1, 0.1),
+        ("cifar10", {"stream.phases": 2}, 1, 0.01),
+        ("cifar10", {"memory": "total=2000"}, 32, 0.1),
+    ],
+)
+def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, object], min_old: int, rate: float) -> None:
+    recipe = Recipe.of({"method": "edbl", "data.name": data, **given})
+    assert isinstance(recipe.options, ReMKD.Config)
+    assert (recipe.options.min_old, recipe.schedule.lr) == (min_old, rate)
+
+
 def test_short_schedules_are_not_lengthened() -> None:
     found = [Recipe.build("mnemonics", "digits", preset=preset).values() for preset in ("default", "quick")]
     assert [values["options.exemplars.epochs"] for values in found] == [5, 4]

@@ -17,6 +17,7 @@ from edbl.calibration import (
     FEW_OLD,
     QUESTIONS,
     RATIO,
+    SLOWER,
     SLOWEST,
     STRONG,
     TWO,
@@ -96,20 +97,22 @@ def test_questions_of_the_calibration() -> None:
         paper.find("calibratio")
 
 
-@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("preset", ["default", "aligned"])
 @pytest.mark.parametrize(
-    ("settings", "decided"),
+    ("data", "settings", "decided"),
     [
-        ({"memory": "total=2000"}, DECIDED),
-        ({"stream.protocol": "base-half"}, {**DECIDED, **BASE_HALF, **RATIO, **SLOWEST}),
+        ("cifar100", {}, {}),
+        ("cifar100", {"memory": "total=1000"}, {**FEW_OLD, **SLOWER}),
+        ("cifar100", {"memory": "total=500"}, {**FEW_OLD, **SLOWER}),
+        ("cifar100", {"stream.protocol": "base-half"}, {**BASE_HALF, **RATIO, **SLOWEST}),
+        ("cifar10", {"memory": "total=200"}, FEW_OLD),
+        ("cifar10", {"stream.protocol": "base-half"}, {**BASE_HALF, **RATIO, **SLOWEST, **FEW_OLD}),
     ],
 )
 def test_preset_default_is_what_calibration_decided(
     data: str, preset: str, settings: dict[str, object], decided: Mapping[str, object]
 ) -> None:
-    wanted = {**BASE, **EDBL, **decided, "data.name": data, "data.holdout": 0.0}
-    wanted |= FEW_OLD if data == "cifar10" else {}
+    wanted = {**BASE, **EDBL, **DECIDED, **settings, **decided, "data.name": data, "data.holdout": 0.0}
     recipe = Recipe.build("edbl", data, preset=preset, order="1993", **settings).values()
     assert {key: recipe[key] for key in wanted} == wanted
 

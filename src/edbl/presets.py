@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edbl.config import flatten
+from edbl.memory import Budget
 from edbl.schedule import Schedule
 
 # Table 6: (data set, protocol, phases) -> gamma, alpha.
@@ -60,7 +61,9 @@ CALIBRATED = {
 }
 
 
-def values(preset: str, data: str, protocol: str, phases: int, schedules: Mapping[str, Schedule]) -> dict[str, object]:
+def values(
+    preset: str, data: str, protocol: str, phases: int, memory: str, schedules: Mapping[str, Schedule]
+) -> dict[str, object]:
     """Return the values of a preset for an experiment, by dotted key; a method takes those it knows.
 
     ``schedules`` are those of the method's further phases, by option; ``balance`` is the paper's second phase.
@@ -82,11 +85,13 @@ def values(preset: str, data: str, protocol: str, phases: int, schedules: Mappin
     elif data in ("cifar10", "cifar100"):
         train, further["balance"] = CALIBRATED_SCHEDULES
         found |= CALIBRATED
-        if data == "cifar10":  # more of the few exemplars in each batch would let them be learnt by heart
-            found["options.min_old"] = 1
-            if (protocol, phases) == ("base0", 2):  # the same when many new images meet them in one task
-                train = replace(train.scaled(30), lr=0.01)
-                found["options.gamma"] = 1000.0
+        if sum(Budget.parse(memory).quotas(100 if data == "cifar100" else 10)) < 2000:
+            found["options.min_old"] = 1  # more of the few exemplars in each batch would let them be learnt by heart
+            if data == "cifar100":  # nor do they bring back what a higher rate loses
+                train = replace(train, lr=0.03)
+        if (data, protocol, phases) == ("cifar10", "base0", 2):  # the same when many new images come in one task
+            train = replace(train.scaled(30), lr=0.01)
+            found["options.gamma"] = 1000.0
         if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
             train = replace(train, lr=0.01)
             found["options.kd_growth"] = 1.0

@@ -162,6 +162,7 @@ class Recipe(_Common):
                 name,
                 str(filled["stream.protocol"]),
                 int(cast(int, filled["stream.phases"])),
+                str(filled["memory"]),
                 schedules,
             )
             own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
