@@ -362,6 +362,9 @@ def test_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Non
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_file() and p.suffix != ".zip") == [
         "tiny-imagenet-200.safetensors"
     ]
+    (tmp_path / "other").touch()
+    modes = {(tmp_path / name).stat().st_mode for name in ("tiny-imagenet-200.safetensors", "other")}
+    assert len(modes) == 1, "who may read the folder may read the cache"
     monkeypatch.setattr(datasets, "_decode_tiny", None)  # from here on the cache must do
     check_tiny(tmp_path)
     (tmp_path / "tiny-imagenet-200.zip").unlink(missing_ok=True)

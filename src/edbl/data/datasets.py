@@ -410,9 +410,12 @@ def _write_cache(path: Path, source: str, dataset: Dataset) -> None:
     meta = {"format": TINY_FORMAT, "source": source, "classes": json.dumps(dataset.classes)}
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(tensors, part, meta)
+        part.touch()
+        mode = part.stat().st_mode
+        save_file(tensors, part, meta)  # for this user alone, where others may share the folder
+        part.chmod(mode)
         os.replace(part, path)
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:
         raise EdblError(f"cannot write {path}: {error}\nmake room there, or set another data folder") from error
     finally:
         part.unlink(missing_ok=True)
