@@ -124,8 +124,9 @@ def test_a_killed_process_ends_no_run(times: int, tmp_path: Path) -> None:
     method = tmp_path / "fragile.py"
     method.write_text(FRAGILE.replace("TIMES", str(times)))
     jobs = [Job(recipe(str(method)), tmp_path / "killed"), Job(recipe("finetune"), tmp_path / "beside")]
+    jobs += [Job(recipe(memory=f"total={k}"), tmp_path / f"one of two that share a start, {k}") for k in (20, 40)]
     if times == 1:
-        assert [record.status for record in run_many(jobs, 2, QUIET)] == ["done", "done"]
+        assert [record.status for record in run_many(jobs, 2, QUIET)] == ["done"] * 4
     else:
         with pytest.raises(EdblError, match=r"runs failed: .*killed"):
             run_many(jobs, 2, QUIET)

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from edbl.files import write_atomic
 
+CHECKPOINTS = "checkpoints"  # in the folder of a run
+
 
 @dataclass(frozen=True)
 class Saved:

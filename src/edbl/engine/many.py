@@ -2,7 +2,8 @@
 
 Each run has a process to itself, so that one that fails takes no other with it. On a GPU they share its processors
 through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle. Three or more get
-parts of it, each twice its share, so that kernels of one stand less in the way of another's.
+parts of it, each twice its share, so that kernels of one stand less in the way of another's. A first task that several
+runs have in common is trained once.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ from torch import Tensor
 
 from edbl import records
 from edbl.data import datasets
-from edbl.engine import environment
+from edbl.engine import environment, starts
 from edbl.engine.progress import Count
 from edbl.engine.run import is_free, resume, run
 from edbl.errors import EdblError
@@ -84,7 +85,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path | None, gpu: bool) -> None:
+def _work(
+    place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path | None, gpu: bool, start: Path | None = None
+) -> None:
     """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
     if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
         raise _NoGpu("PyTorch sees the GPU no more")
@@ -92,7 +95,7 @@ def _work(place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path
     if (folder / records.RECORD).exists():
         resume(folder, data_dir=data_dir, progress=progress)
     else:
-        run(Recipe.of(recipe), folder, data_dir=data_dir, progress=progress)
+        run(Recipe.of(recipe), folder, data_dir=data_dir, progress=progress, start=start)
 
 
 def at_once(device: str) -> int:
@@ -185,23 +188,39 @@ def _ended(
     threads = max(1, (os.cpu_count() or 1) // workers)
     together = min(workers, len(places))
     part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
+    running: dict[Future[None], int] = {}
+    waiting = starts.waiting(jobs, places)
+    late = {place for others in waiting.values() for place in others}
     with (
         shared_gpu(part) if gpu else nullcontext(),
+        tempfile.TemporaryDirectory(prefix="edbl-") as kept,
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
-        try:
+
+        def submit(place: int, start: Path | None = None) -> None:
+            recipe, folder = jobs[place]
             with _deaf_children():
-                place_of = {
-                    pool.submit(_work, place, jobs[place].recipe.values(), jobs[place].folder, data_dir, gpu): place
-                    for place in places
-                }
-            waiting: Collection[Future[None]] = place_of
-            while waiting:
-                ended, waiting = wait(waiting, REFRESH, FIRST_COMPLETED)
+                running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
+
+        try:
+            for place in places:
+                if place not in late:
+                    submit(place)
+            while running:
+                ended = wait(running, REFRESH, FIRST_COMPLETED).done
                 for place in places:
                     show(place, shares[place])
+                for first in list(waiting):
+                    start = Path(kept, str(first), jobs[first].folder.name)
+                    shared = starts.keep(jobs[first].folder, start)
+                    if shared or any(running[future] == first for future in ended):
+                        for place in waiting.pop(first):
+                            try:
+                                submit(place, start if shared else None)
+                            except BrokenProcessPool as error:
+                                yield place, error
                 for future in ended:
-                    yield place_of[future], future.exception()
+                    yield running.pop(future), future.exception()
         except BaseException:  # such as Ctrl-C; the pool would wait for all runs
             for process in multiprocessing.active_children():
                 process.terminate()

@@ -14,8 +14,8 @@ from edbl import records
 from edbl.data import datasets
 from edbl.data.images import Dataset
 from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, task_sizes
-from edbl.engine import environment
-from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine import environment, starts
+from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints, Saved
 from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
@@ -25,14 +25,21 @@ from edbl.memory import Budget
 from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
 from edbl.records import Record
 
-CHECKPOINTS = "checkpoints"
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
 
 
 def run(
-    recipe: Recipe, out: Path | str | None = None, *, data_dir: Path | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    out: Path | str | None = None,
+    *,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+    start: Path | None = None,
 ) -> Record:
-    """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``)."""
+    """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``).
+
+    ``start`` is where `edbl.engine.starts` kept what a run, after which it is named, learnt of the same first task.
+    """
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise _taken(folder)
@@ -46,7 +53,12 @@ def run(
             raise _taken(folder)
         sweep(folder)
         write_atomic(folder / RECIPE, recipe.toml().encode())
-        return session.go(folder, session.new_record())
+        record = session.new_record()
+        if start is not None:
+            records.write(record, folder)  # a folder with checkpoints and no record would not be a run
+            if starts.take(start, folder):
+                record.notes = [*record.notes, f"first task shared with {start.name}"]
+        return session.go(folder, record)
 
 
 def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progress | None = None) -> Record:

@@ -66,6 +66,10 @@ class Method:
     # What it must have: features of images are enough, or it changes pixels, or it looks into the backbone's blocks.
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
     by_libraries: ClassVar[bool] = False  # cuDNN or cuBLAS computes much of it: other bits on a part of a GPU
+    # Options that count while the first task is trained, all if this is not there, and the method that trains it in the
+    # same way. Neither is inherited.
+    first_options: ClassVar[frozenset[str]]
+    first_like: ClassVar[str]
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
 
     @dataclass(frozen=True)

@@ -17,6 +17,8 @@ class EDBL(IIBKD, ReMKD):
     title = "Effective decision boundary learning: Re-MKD, then IIB-KD"
     source = "EDBL paper, Section 4.3"
     year = 2023
+    first_options = frozenset({"beta", "ratio_per", "first_task"})
+    first_like = "vanilla-mkd"
 
     @dataclass(frozen=True)
     class Config(IIBKD.Config, ReMKD.Config):

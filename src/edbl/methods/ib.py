@@ -13,6 +13,8 @@ class IB(Balancing):
     title = "RKD, then the influence-balanced loss (IB)"
     source = "Park et al. 2021, as in Section 3"
     year = 2021
+    first_options = frozenset()
+    first_like = "rkd"
 
     @dataclass(frozen=True)
     class Config(Balancing.Config):

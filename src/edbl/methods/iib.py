@@ -13,6 +13,8 @@ class IIB(IIBKD):
     title = "RKD, then IIB without distillation"
     source = "EDBL paper, Table 3"
     year = 2023
+    first_options = frozenset()
+    first_like = "rkd"
 
     @dataclass(frozen=True)
     class Config(IIBKD.Config):

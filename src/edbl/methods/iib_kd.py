@@ -19,6 +19,8 @@ class IIBKD(Balancing):
     source = "EDBL paper, Tables 3 and 5"
     year = 2023
     factor_asks = True
+    first_options = frozenset()
+    first_like = "rkd"
 
     @dataclass(frozen=True)
     class Config(Balancing.Config):

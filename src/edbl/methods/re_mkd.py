@@ -22,6 +22,8 @@ class ReMKD(VanillaMKD):
     title = "RKD with re-sampling mixup (phase 1 of EDBL)"
     source = "EDBL paper, Section 4.1"
     year = 2023
+    first_options = frozenset({"beta", "ratio_per", "first_task"})
+    first_like = "vanilla-mkd"
 
     @dataclass(frozen=True)
     class Config(VanillaMKD.Config):

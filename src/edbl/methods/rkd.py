@@ -23,6 +23,7 @@ class RKD(Method):
     source = "Castro et al. 2018, as in Table 3"
     year = 2018
     distils = True
+    first_options = frozenset()
 
     @dataclass(frozen=True)
     class Config(Method.Config):

@@ -17,6 +17,7 @@ class VanillaMKD(RKD):
     title = "RKD with vanilla mixup"
     source = "EDBL paper, Table 3"
     year = 2023
+    first_options = frozenset({"beta", "ratio_per", "first_task"})
 
     @dataclass(frozen=True)
     class Config(RKD.Config):

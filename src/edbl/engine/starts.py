@@ -1,0 +1,69 @@
+"""First tasks that several runs train in the same way: one trains it, the others go on from there.
+
+What a first task learns does not depend on the memory, nor on what a method does in later tasks only. The others choose
+their exemplars and are evaluated for themselves, and have the bits that they would have alone.
+"""
+
+import json
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from edbl import records
+from edbl.config import flatten
+from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
+from edbl.errors import EdblError
+from edbl.methods import methods
+from edbl.recipe import Recipe
+
+FIRST = "task-0-phase-0"  # the checkpoint after the first phase of the first task
+WITHOUT = ("method", "preset", "memory", "checkpoint_seconds")
+REPLACED = ("options.", "schedule.", "first.", "optim.", "evaluation.")
+
+
+def key(recipe: Recipe) -> str | None:
+    """Return all that the first phase of a run's first task depends on; None for a method that a user wrote."""
+    kind = methods().get(recipe.method)
+    if kind is None:
+        return None
+    said = vars(kind)  # not what it inherits: its first task may be another one
+    options = flatten(recipe.options)
+    counted = said.get("first_options", options)
+    values = {k: v for k, v in recipe.values().items() if k not in WITHOUT and not k.startswith(REPLACED)}
+    if recipe.stream.protocol == "base-half":
+        del values["stream.phases"]  # of the second half
+    values |= flatten(recipe.first.schedule(recipe.schedule), "schedule.")
+    values |= flatten(recipe.first.optim(recipe.optim), "optim.")
+    values |= {"method": said.get("first_like", recipe.method), "options": {k: options[k] for k in counted}}
+    return json.dumps(values, sort_keys=True)
+
+
+def waiting(jobs: Sequence[tuple[Recipe, Path]], places: Collection[int]) -> dict[int, list[int]]:
+    """Return, for runs that train a first task for others, these others; none of them is begun yet."""
+    alike: dict[str, list[int]] = {}
+    for place in places:
+        recipe, folder = jobs[place]
+        found = None if (folder / records.RECORD).exists() else key(recipe)
+        if found is not None:
+            alike.setdefault(found, []).append(place)
+    return {first: others for first, *others in alike.values() if others}
+
+
+def keep(run: Path, start: Path) -> bool:
+    """Copy the state after the first phase of a run to a folder, before the run drops it; tell whether it is there."""
+    saved = Checkpoints(run / CHECKPOINTS).load(FIRST)
+    if saved is None:
+        return False
+    try:
+        start.mkdir(parents=True, exist_ok=True)
+        Checkpoints(start).save(FIRST, saved)
+    except (OSError, EdblError):  # such as a full disk: the others can do without
+        return False
+    return True
+
+
+def take(start: Path, run: Path) -> bool:
+    """Give a run the state in a folder where `keep` put it; tell whether it was there."""
+    saved = Checkpoints(start).load(FIRST)
+    if saved is not None:
+        Checkpoints(run / CHECKPOINTS).save(FIRST, saved)
+    return saved is not None

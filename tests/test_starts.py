@@ -1,0 +1,158 @@
+"""First tasks that runs share: only where they are the same, and nobody can tell the difference."""
+
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from torch import Tensor
+
+from edbl import EdblError, Recipe, Record, records, resume, run
+from edbl.config import Leaf
+from edbl.data import datasets
+from edbl.data.stream import Stream
+from edbl.engine import starts
+from edbl.engine.checkpoint import Checkpoints
+from edbl.engine.many import Job, run_many
+from edbl.methods import methods
+from tests.test_contract import CPU, METHODS, Killed, Killer, last_state, learner_of
+from tests.vectors import same
+
+QUIET = Console(quiet=True)
+FIRST_LIKE = [name for name, kind in sorted(methods().items()) if "first_like" in vars(kind)]
+
+
+def recipe(method: str, **given: object) -> Recipe:
+    small = {"net.backbone": "mlp", "schedule.epochs": 2, "memory": "total=40", "optim.warmup": 1}
+    return Recipe.of({"method": method, "data.name": "digits", "preset": "quick", **small, **given})
+
+
+def trained(recipe: Recipe, folder: Path) -> dict[str, Tensor]:
+    """Return the net after the first phase of the first task."""
+    stream = Stream(datasets.load("digits"), range(10), [2], CPU)
+    learner_of(recipe).learn(stream[0], Checkpoints(folder))
+    saved = Checkpoints(folder).load(starts.FIRST)
+    assert saved is not None
+    return saved.tensors
+
+
+def others(leaf: Leaf, value: object) -> Iterator[object]:
+    """Yield other values for an option."""
+    if typing.get_origin(leaf.kind) is typing.Literal:
+        yield from (other for other in typing.get_args(leaf.kind) if other != value)
+    elif isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield value + 1
+    elif isinstance(value, float):
+        yield value / 2 if value else 0.5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_key_leaves_out_changes_nothing(method: str, tmp_path: Path) -> None:
+    base = recipe(method)
+    right = trained(base, tmp_path / "base")
+    left_out = []
+    for name, leaf in Recipe.keys(method).items():
+        for value in ["total=20"] if name == "memory" else others(leaf, base.values()[name]):
+            if name in ("device", "checkpoint_seconds", "preset") or name.startswith("evaluation."):
+                continue  # where, how often, whence, and how it is judged
+            other = recipe(method, **{name: value})
+            if starts.key(other) == starts.key(base):
+                left_out.append(name)
+                assert same(trained(other, tmp_path / f"{name}-{value}"), right), f"{name}={value}"
+    assert "memory" in left_out
+    assert not {"seed", "optim.batch", "schedule.lr", "stream.phases", "data.holdout"} & {*left_out}
+
+
+@pytest.mark.parametrize("method", FIRST_LIKE)
+def test_a_method_that_starts_like_another_does(method: str, tmp_path: Path) -> None:
+    like = vars(methods()[method])["first_like"]
+    assert starts.key(recipe(method)) == starts.key(recipe(like))
+    assert same(trained(recipe(method), tmp_path / method), trained(recipe(like), tmp_path / like))
+
+
+def test_keys() -> None:
+    def keys(*recipes: Recipe) -> int:
+        return len({starts.key(one) for one in recipes})
+
+    assert keys(recipe("rkd"), recipe("edbl"), recipe("icarl"), recipe("rkd", seed=1)) == 4
+    assert keys(recipe("iib-kd"), recipe("iib-kd", alpha=1.0), recipe("rkd", memory="per_class=3")) == 1
+    assert keys(recipe("edbl"), recipe("edbl", first_task="plain"), recipe("edbl", beta=0.5)) == 3
+    later = {"schedule.epochs": 4, "schedule.milestones": (3,)}
+    assert keys(recipe("rkd", **later), recipe("rkd", **{"first.task_epochs": 4, "first.task_milestones": (3,)})) == 1
+    half = [recipe("rkd", **{"stream.protocol": "base-half", "stream.phases": phases}) for phases in (1, 5)]
+    assert keys(*half) == 1
+    assert keys(half[0], recipe("rkd", **{"stream.phases": 1})) == 2
+
+
+def test_who_writes_a_subclass_of_a_method_shares_nothing(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text('from edbl.methods.rkd import RKD\n\nclass Own(RKD):\n    name = "own"\n')
+    assert starts.key(recipe(str(tmp_path / "own.py"))) is None
+
+
+def check(found: Record, folder: Path, right: Record, alone: Path) -> None:
+    """Compare a run with one that was made alone."""
+    assert found.status == "done"
+    assert found.losses == right.losses
+    for readout in records.READOUTS:
+        for mine, theirs in zip(found.confusions[readout], right.confusions[readout], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    assert same(last_state(folder, found).tensors, last_state(alone, right).tensors)
+
+
+def test_runs_with_the_same_first_task_train_it_once(tmp_path: Path) -> None:
+    long = {"schedule.epochs": 60, "stream.phases": 2}  # that the first task is done is seen before the second is
+    recipes = {
+        "first": recipe("rkd", **long),
+        "few": recipe("rkd", memory="total=20", **long),
+        "balanced": recipe("iib-kd", alpha=1.0, **long),
+        "another": recipe("rkd", seed=1, **long),
+    }
+    jobs = [Job(one, tmp_path / name) for name, one in recipes.items()]
+    for job, found in zip(jobs, run_many(jobs, 2, QUIET), strict=True):
+        name = job.folder.name
+        shared = ["first task shared with first"] if name in ("few", "balanced") else []
+        assert found.notes == shared
+        check(found, job.folder, run(job.recipe, tmp_path / f"{name}-alone"), tmp_path / f"{name}-alone")
+
+
+def test_where_the_first_fails_the_others_try_for_themselves(tmp_path: Path) -> None:
+    jobs = [Job(recipe("rkd", memory=f"total={k}", **{"schedule.lr": 1e30}), tmp_path / str(k)) for k in (20, 40)]
+    with pytest.raises(EdblError, match="2 of 2 runs failed"):
+        run_many(jobs, 2, QUIET)
+    assert records.read(tmp_path / "40").notes == []
+
+
+def start_of(recipe: Recipe, folder: Path) -> Path:
+    """Make a run as far as the second task, and return what was kept of its first."""
+    with pytest.raises(Killed):
+        run(recipe, folder, progress=Killer(30))
+    assert starts.keep(folder, folder / "kept" / "leader")
+    return folder / "kept" / "leader"
+
+
+def test_a_shared_start_can_be_killed_and_resumed(tmp_path: Path) -> None:
+    mine = recipe("iib-kd", alpha=1.0)
+    start = start_of(recipe("rkd"), tmp_path / "leader")
+    with pytest.raises(Killed):
+        run(mine, tmp_path / "run", progress=Killer(5), start=start)
+    found = resume(tmp_path / "run")
+    assert found.notes == ["first task shared with leader"]
+    check(found, tmp_path / "run", run(mine, tmp_path / "alone"), tmp_path / "alone")
+
+
+def test_a_start_that_cannot_be_kept_is_done_without(tmp_path: Path) -> None:
+    leader = start_of(recipe("rkd"), tmp_path / "leader").parents[1]
+    (tmp_path / "file").touch()
+    assert not starts.keep(leader, tmp_path / "file" / "start")
+
+
+def test_a_damaged_start_is_not_taken(tmp_path: Path) -> None:
+    start = start_of(recipe("rkd"), tmp_path / "leader")
+    (start / f"{starts.FIRST}.safetensors").write_bytes(b"cut")
+    found = run(recipe("iib-kd"), tmp_path / "run", start=start)
+    assert found.notes == []
+    check(found, tmp_path / "run", run(recipe("iib-kd"), tmp_path / "alone"), tmp_path / "alone")
