@@ -262,20 +262,22 @@ def test_a_loss_that_really_diverges_is_reported(tmp_path: Path, cli: Cli) -> No
     assert "Traceback" not in finished.err
 
 
-def test_weights_that_diverge_in_the_last_step_are_reported(
-    tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("epoch", [1, 6])  # of 6
+def test_weights_that_diverge_in_the_last_step_of_an_epoch_are_reported_and_not_kept(
+    epoch: int, tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Step.__call__
 
     def diverge(self: Step) -> None:
         step(self)
-        if self.calls == len(self.batches) * self.phase.schedule.epochs:
+        if self.calls == len(self.batches) * epoch:
             self.phase.params[0].data[0] = math.inf
 
     with monkeypatch.context() as patch:
         patch.setattr(Step, "__call__", diverge)
-        with pytest.raises(EdblError, match=r"weights became infinite in the last step of train.*task 1 of 3"):
+        with pytest.raises(EdblError, match=rf"weights became infinite in train epoch {epoch};.*task 1 of 3"):
             run(recipe(), tmp_path / "run")
+    assert epoch not in Checkpoints(tmp_path / "run" / "checkpoints").epochs(0, 0)
     assert records.read(tmp_path / "run").seconds == []
     assert_same(resume(tmp_path / "run"), whole)
 

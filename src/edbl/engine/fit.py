@@ -62,20 +62,21 @@ class Loop:
             for number in range(len(batches)):
                 step()
                 self.progress.step(step.losses, number, step.images)
-            losses = step.losses.cpu()  # the one host synchronisation of an epoch
+            losses = step.losses.cpu()  # the first time in an epoch that the host waits for the device
             if not losses.isfinite().all():
                 at = int((~losses.isfinite()).nonzero()[0])
                 raise Diverged(
                     f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
                     f" {ADVICE}"
                 )
+            # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
+            if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
+                raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
             state.epoch = epoch + 1
             state.losses.append(float(losses.mean()))
             if state.epoch < phase.schedule.epochs:
                 state.momentum = step.optimiser.momentum()
                 after_epoch(state)
-        if not torch.stack([p.isfinite().all() for p in phase.params]).all():  # no loss has seen the last step
-            raise Diverged(f"weights became infinite in the last step of {phase.name}; {ADVICE}")
         state.momentum = {}  # the next phase has an optimiser of its own
         net.eval()
 
