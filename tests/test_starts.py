@@ -119,6 +119,12 @@ def test_runs_with_the_same_first_task_train_it_once(tmp_path: Path) -> None:
         check(found, job.folder, run(job.recipe, tmp_path / f"{name}-alone"), tmp_path / f"{name}-alone")
 
 
+def test_a_record_tells_which_run_trained_its_first_task_where_runs_are_named_alike(tmp_path: Path) -> None:
+    long = {"schedule.epochs": 60, "stream.phases": 2}
+    jobs = [Job(recipe("rkd", memory=f"total={k}", **long), tmp_path / f"total{k}" / "rkd-seed0") for k in (40, 20)]
+    assert run_many(jobs, 2, QUIET)[1].notes == ["first task shared with total40/rkd-seed0"]
+
+
 def test_where_the_first_fails_the_others_try_for_themselves(tmp_path: Path) -> None:
     jobs = [Job(recipe("rkd", memory=f"total={k}", **{"schedule.lr": 1e30}), tmp_path / str(k)) for k in (20, 40)]
     with pytest.raises(EdblError, match="2 of 2 runs failed"):
@@ -126,12 +132,12 @@ def test_where_the_first_fails_the_others_try_for_themselves(tmp_path: Path) -> 
     assert records.read(tmp_path / "40").notes == []
 
 
-def start_of(recipe: Recipe, folder: Path) -> Path:
+def start_of(recipe: Recipe, folder: Path) -> starts.Start:
     """Make a run as far as the second task, and return what was kept of its first."""
     with pytest.raises(Killed):
         run(recipe, folder, progress=Killer(30))
-    assert starts.keep(folder, folder / "kept" / "leader")
-    return folder / "kept" / "leader"
+    assert starts.keep(folder, folder / "kept")
+    return starts.Start(folder / "kept", "leader")
 
 
 def test_a_shared_start_can_be_killed_and_resumed(tmp_path: Path) -> None:
@@ -145,14 +151,14 @@ def test_a_shared_start_can_be_killed_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_start_that_cannot_be_kept_is_done_without(tmp_path: Path) -> None:
-    leader = start_of(recipe("rkd"), tmp_path / "leader").parents[1]
+    start_of(recipe("rkd"), tmp_path / "leader")
     (tmp_path / "file").touch()
-    assert not starts.keep(leader, tmp_path / "file" / "start")
+    assert not starts.keep(tmp_path / "leader", tmp_path / "file" / "start")
 
 
 def test_a_damaged_start_is_not_taken(tmp_path: Path) -> None:
     start = start_of(recipe("rkd"), tmp_path / "leader")
-    (start / f"{starts.FIRST}.safetensors").write_bytes(b"cut")
+    (start.folder / f"{starts.FIRST}.safetensors").write_bytes(b"cut")
     found = run(recipe("iib-kd"), tmp_path / "run", start=start)
     assert found.notes == []
     check(found, tmp_path / "run", run(recipe("iib-kd"), tmp_path / "alone"), tmp_path / "alone")

@@ -86,7 +86,12 @@ def _end_with_parent() -> None:
 
 
 def _work(
-    place: int, recipe: Mapping[str, object], folder: Path, data_dir: Path | None, gpu: bool, start: Path | None = None
+    place: int,
+    recipe: Mapping[str, object],
+    folder: Path,
+    data_dir: Path | None,
+    gpu: bool,
+    start: starts.Start | None = None,
 ) -> None:
     """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
     if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
@@ -189,7 +194,7 @@ def _ended(
     together = min(workers, len(places))
     part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
     running: dict[Future[None], int] = {}
-    waiting = starts.waiting(jobs, places)
+    names, waiting = _names(jobs), starts.waiting(jobs, places)
     late = {place for others in waiting.values() for place in others}
     with (
         shared_gpu(part) if gpu else nullcontext(),
@@ -197,7 +202,7 @@ def _ended(
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
 
-        def submit(place: int, start: Path | None = None) -> None:
+        def submit(place: int, start: starts.Start | None = None) -> None:
             recipe, folder = jobs[place]
             with _deaf_children():
                 running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
@@ -211,8 +216,8 @@ def _ended(
                 for place in places:
                     show(place, shares[place])
                 for first in list(waiting):
-                    start = Path(kept, str(first), jobs[first].folder.name)
-                    shared = starts.keep(jobs[first].folder, start)
+                    start = starts.Start(Path(kept, str(first)), names[first])
+                    shared = starts.keep(jobs[first].folder, start.folder)
                     if shared or any(running[future] == first for future in ended):
                         for place in waiting.pop(first):
                             try:

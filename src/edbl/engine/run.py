@@ -34,11 +34,11 @@ def run(
     *,
     data_dir: Path | None = None,
     progress: Progress | None = None,
-    start: Path | None = None,
+    start: starts.Start | None = None,
 ) -> Record:
     """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``).
 
-    ``start`` is where `edbl.engine.starts` kept what a run, after which it is named, learnt of the same first task.
+    ``start`` is what `edbl.engine.starts` kept of another run with the same first task.
     """
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
@@ -56,8 +56,8 @@ def run(
         record = session.new_record()
         if start is not None:
             records.write(record, folder)  # a folder with checkpoints and no record would not be a run
-            if starts.take(start, folder):
-                record.notes = [*record.notes, f"first task shared with {start.name}"]
+            if starts.take(start.folder, folder):
+                record.notes = [*record.notes, f"first task shared with {start.run}"]
         return session.go(folder, record)
 
 

@@ -7,6 +7,7 @@ their exemplars and are evaluated for themselves, and have the bits that they wo
 import json
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from edbl import records
 from edbl.config import flatten
@@ -18,6 +19,13 @@ from edbl.recipe import Recipe
 FIRST = "task-0-phase-0"  # the checkpoint after the first phase of the first task
 WITHOUT = ("method", "preset", "memory", "checkpoint_seconds")
 REPLACED = ("options.", "schedule.", "first.", "optim.", "evaluation.")
+
+
+class Start(NamedTuple):
+    """What a run learnt of its first task: the folder where that is kept, and the run's name."""
+
+    folder: Path
+    run: str
 
 
 def key(recipe: Recipe) -> str | None:
@@ -48,22 +56,22 @@ def waiting(jobs: Sequence[tuple[Recipe, Path]], places: Collection[int]) -> dic
     return {first: others for first, *others in alike.values() if others}
 
 
-def keep(run: Path, start: Path) -> bool:
+def keep(run: Path, folder: Path) -> bool:
     """Copy the state after the first phase of a run to a folder, before the run drops it; tell whether it is there."""
     saved = Checkpoints(run / CHECKPOINTS).load(FIRST)
     if saved is None:
         return False
     try:
-        start.mkdir(parents=True, exist_ok=True)
-        Checkpoints(start).save(FIRST, saved)
+        folder.mkdir(parents=True, exist_ok=True)
+        Checkpoints(folder).save(FIRST, saved)
     except (OSError, EdblError):  # such as a full disk: the others can do without
         return False
     return True
 
 
-def take(start: Path, run: Path) -> bool:
+def take(folder: Path, run: Path) -> bool:
     """Give a run the state in a folder where `keep` put it; tell whether it was there."""
-    saved = Checkpoints(start).load(FIRST)
+    saved = Checkpoints(folder).load(FIRST)
     if saved is not None:
         Checkpoints(run / CHECKPOINTS).save(FIRST, saved)
     return saved is not None
