@@ -20,7 +20,7 @@ from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
-from edbl.files import lock
+from edbl.files import lock, write_atomic
 from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed, last_state
 from tests.vectors import same
@@ -201,6 +201,27 @@ def test_with_all_checkpoints_lost_a_run_begins_again(tmp_path: Path, whole: Rec
     folder = killed(tmp_path / "run", 2, "train", 0)
     for path in (folder / "checkpoints").iterdir():
         path.unlink()
+    assert_same(resume(folder), whole)
+
+
+@pytest.mark.parametrize("writes", [0, 1, 2])
+def test_killed_while_the_record_is_cut_to_the_state_that_is_left(
+    writes: int, tmp_path: Path, whole: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = killed(tmp_path / "run", 2, "train", 0)
+    for path in (folder / "checkpoints").glob("task-1.*"):
+        path.unlink()
+    left = iter(range(writes))
+
+    def killing(path: Path, data: bytes) -> None:
+        if next(left, None) is None:
+            raise Killed
+        write_atomic(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edbl.records.write_atomic", killing)
+        with pytest.raises(Killed):
+            resume(folder)
     assert_same(resume(folder), whole)
 
 

@@ -80,22 +80,23 @@ class Record:
         return max(len(matrices) for matrices in self.confusions.values()) if self.confusions else 0
 
 
-def write(record: Record, folder: Path) -> None:
-    """Write ``record`` to ``folder``, which is made if need be."""
+def write(record: Record, folder: Path, *, cut: bool = False) -> None:
+    """Write ``record`` to ``folder``, which is made if need be; ``cut``: what is there has more tasks."""
     _make(folder)
     matrices = {
         f"{readout}_{task}": np.asarray(confusion, dtype=np.int64)
         for readout in READOUTS
         for task, confusion in enumerate(record.confusions.get(readout, []))
     }
-    # The json comes last: it says how many matrices count, so a kill between the two files does no harm.
-    write_atomic(folder / CONFUSIONS, _npz(matrices))
     stored: dict[str, Any] = {"format": FORMAT}
     stored |= {f.name: getattr(record, f.name) for f in fields(Record) if f.name != "confusions"}
     stored["accuracy"] = record.accuracy
     stored["average_incremental_accuracy"] = record.average_incremental_accuracy
     text = json.dumps(_without_nan(stored), indent=1, allow_nan=False)
-    write_atomic(folder / RECORD, (text + "\n").encode())
+    files = [(CONFUSIONS, _npz(matrices)), (RECORD, (text + "\n").encode())]
+    # The json says how many matrices count: a kill between the two files must not leave fewer of them.
+    for name, data in reversed(files) if cut else files:
+        write_atomic(folder / name, data)
 
 
 def read(folder: Path) -> Record:

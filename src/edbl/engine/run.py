@@ -180,8 +180,8 @@ class _Session:
     def go(self, folder: Path, record: Record) -> Record:
         """Learn all tasks that are not learnt yet."""
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        first = self.restore(checkpoints, record)
-        records.write(record, folder)
+        before, first = record.finished, self.restore(checkpoints, record)
+        records.write(record, folder, cut=first < before)
         planned = [self.method.epochs(first=t == 0) for t in range(len(self.stream))]
         title = f"{self.method.name} on {Path(self.recipe.data.name).name}"
         self.progress.say(f"run folder: {folder}")
