@@ -104,6 +104,16 @@ def test_changed_pixels_are_the_same_bits(channels: int, augment: str, brightnes
     assert torch.equal(moved, transform.change(x, changes))
 
 
+@pytest.mark.parametrize(("means", "stds"), [(1, 1), (1, 3), (3, 1)])
+def test_one_mean_or_deviation_for_all_channels(means: int, stds: int) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randint(0, 256, (4, 3, 7, 18), dtype=torch.uint8, generator=generator)
+    transform = Transform.of("crop-flip", 2, [0.1, 0.5, 0.7][:means], [0.2, 0.3, 0.4][:stds], x.device)
+    changes = transform.draw(x, generator)
+    moved = move(x, changes, transform.mean, transform.std, pad=2, side=0)
+    assert torch.equal(moved, transform.change(x, changes))
+
+
 @pytest.mark.parametrize(("batch", "width", "rows"), [(5, 33, 2), (40, 64, 20), (1, 1, 1), (17, 70, 35)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_linear_layer(batch: int, width: int, rows: int, biased: bool) -> None:

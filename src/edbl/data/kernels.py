@@ -53,7 +53,7 @@ def _move_kernel(
     x, shift, flipped, bright, hole, ops, strengths, mean, std, out,
     CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, PAD: tl.constexpr, SIDE: tl.constexpr,
     CROP: tl.constexpr, FLIP: tl.constexpr, BRIGHT: tl.constexpr, TRIVIAL: tl.constexpr,
-    STATS: tl.constexpr, BLOCK: tl.constexpr,
+    MEANS: tl.constexpr, STDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take pixels of one image from where they were to where they go; outside the image they are 0."""
     image, images = tl.program_id(0), tl.num_programs(0)
@@ -87,8 +87,8 @@ def _move_kernel(
             level = _toned(level, grey if CHANNELS == 3 else level, op, strength)
         if BRIGHT:
             level = tl.minimum(level * tl.load(bright + image), 255.0)
-        centred = level - tl.load(mean + channel % STATS)
-        scaled = tl.div_rn(centred, tl.zeros_like(centred) + tl.load(std + channel % STATS))
+        centred = level - tl.load(mean + channel % MEANS)
+        scaled = tl.div_rn(centred, tl.zeros_like(centred) + tl.load(std + channel % STDS))
         tl.store(out + (image * HEIGHT * WIDTH + p) * CHANNELS + channel, tl.where(seen, scaled, 0.0), mask=inside)
 
 
@@ -99,6 +99,6 @@ def move(x: Tensor, changes: "Changes", mean: Tensor, std: Tensor, pad: int, sid
     crop, flip, bright, hole, some, _ = (change is not None for change in changes)
     _move_kernel[(n, triton.cdiv(height * width, BLOCK))](
         x.contiguous(), *(x if change is None else change for change in changes), mean, std, out,
-        channels, height, width, pad, side if hole else 0, crop, flip, bright, some, mean.numel(), BLOCK,
+        channels, height, width, pad, side if hole else 0, crop, flip, bright, some, mean.numel(), std.numel(), BLOCK,
     )  # fmt: skip
     return out
