@@ -26,6 +26,26 @@ def test_a_run_that_ended_before_its_record_begins_anew(written: int, tmp_path: 
     assert not list(tmp_path.glob(".*.tmp"))
 
 
+TWICE = """
+from edbl.methods.rkd import RKD
+
+class Twice(RKD):
+    name = "twice"
+
+    def phases(self, task):
+        for _ in range(2):
+            yield self.main_phase(task, self.draw(task))
+"""
+
+
+def test_two_phases_of_one_name_would_draw_the_same(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+    small = {"net.backbone": "mlp", "schedule.epochs": 1}
+    twice = Recipe.build(str(tmp_path / "twice.py"), data="digits", preset="quick", **small)
+    with pytest.raises(EdblError, match="two phases of a task are named 'train'; give each a name of its own"):
+        run(twice, tmp_path / "run")
+
+
 def test_another_process_that_is_about_to_write_its_record_is_not_disturbed(tmp_path: Path) -> None:
     with lock(tmp_path), pytest.raises(EdblError, match="another process is working"):
         run(recipe(), tmp_path)

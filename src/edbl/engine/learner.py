@@ -103,6 +103,8 @@ class Learner:
         clean = self.method.clean(task)  # before a phase may change the memory
         try:
             for number, phase in enumerate(self.method.phases(task)):
+                if phase.name in losses:  # and the seeds of its draws are named after it
+                    raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
                 losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
         except torch.OutOfMemoryError as error:
             hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
