@@ -104,12 +104,11 @@ def check(found: Record, folder: Path, right: Record, alone: Path) -> None:
 
 
 def test_runs_with_the_same_first_task_train_it_once(tmp_path: Path) -> None:
-    long = {"schedule.epochs": 60, "stream.phases": 2}  # that the first task is done is seen before the second is
     recipes = {
-        "first": recipe("rkd", **long),
-        "few": recipe("rkd", memory="total=20", **long),
-        "balanced": recipe("iib-kd", alpha=1.0, **long),
-        "another": recipe("rkd", seed=1, **long),
+        "first": recipe("rkd"),
+        "few": recipe("rkd", memory="total=20"),
+        "balanced": recipe("iib-kd", alpha=1.0),
+        "another": recipe("rkd", seed=1),
     }
     jobs = [Job(one, tmp_path / name) for name, one in recipes.items()]
     for job, found in zip(jobs, run_many(jobs, 2, QUIET), strict=True):
@@ -120,8 +119,7 @@ def test_runs_with_the_same_first_task_train_it_once(tmp_path: Path) -> None:
 
 
 def test_a_record_tells_which_run_trained_its_first_task_where_runs_are_named_alike(tmp_path: Path) -> None:
-    long = {"schedule.epochs": 60, "stream.phases": 2}
-    jobs = [Job(recipe("rkd", memory=f"total={k}", **long), tmp_path / f"total{k}" / "rkd-seed0") for k in (40, 20)]
+    jobs = [Job(recipe("rkd", memory=f"total={k}"), tmp_path / f"total{k}" / "rkd-seed0") for k in (40, 20)]
     assert run_many(jobs, 2, QUIET)[1].notes == ["first task shared with total40/rkd-seed0"]
 
 
@@ -133,11 +131,11 @@ def test_where_the_first_fails_the_others_try_for_themselves(tmp_path: Path) -> 
 
 
 def start_of(recipe: Recipe, folder: Path) -> starts.Start:
-    """Make a run as far as the second task, and return what was kept of its first."""
-    with pytest.raises(Killed):
-        run(recipe, folder, progress=Killer(30))
-    assert starts.keep(folder, folder / "kept")
-    return starts.Start(folder / "kept", "leader")
+    """Make a run, and return what was kept of its first task."""
+    start = starts.Start(folder / "kept", "leader")
+    assert run(recipe, folder / "run", start=start).notes == []
+    assert starts.is_kept(start)
+    return start
 
 
 def test_a_shared_start_can_be_killed_and_resumed(tmp_path: Path) -> None:
@@ -151,9 +149,10 @@ def test_a_shared_start_can_be_killed_and_resumed(tmp_path: Path) -> None:
 
 
 def test_a_start_that_cannot_be_kept_is_done_without(tmp_path: Path) -> None:
-    start_of(recipe("rkd"), tmp_path / "leader")
     (tmp_path / "file").touch()
-    assert not starts.keep(tmp_path / "leader", tmp_path / "file" / "start")
+    start = starts.Start(tmp_path / "file" / "start", "leader")
+    assert run(recipe("rkd"), tmp_path / "run", start=start).status == "done"
+    assert not starts.is_kept(start)
 
 
 def test_a_damaged_start_is_not_taken(tmp_path: Path) -> None:

@@ -201,8 +201,9 @@ def _ended(
         tempfile.TemporaryDirectory(prefix="edbl-") as kept,
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
+        shared = {first: starts.Start(Path(kept, str(first)), names[first]) for first in waiting}
 
-        def submit(place: int, start: starts.Start | None = None) -> None:
+        def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
             with _deaf_children():
                 running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
@@ -210,18 +211,17 @@ def _ended(
         try:
             for place in places:
                 if place not in late:
-                    submit(place)
+                    submit(place, shared.get(place))
             while running:
                 ended = wait(running, REFRESH, FIRST_COMPLETED).done
                 for place in places:
                     show(place, shares[place])
                 for first in list(waiting):
-                    start = starts.Start(Path(kept, str(first)), names[first])
-                    shared = starts.keep(jobs[first].folder, start.folder)
-                    if shared or any(running[future] == first for future in ended):
+                    start = shared[first] if starts.is_kept(shared[first]) else None
+                    if start is not None or any(running[future] == first for future in ended):
                         for place in waiting.pop(first):
                             try:
-                                submit(place, start if shared else None)
+                                submit(place, start)
                             except BrokenProcessPool as error:
                                 yield place, error
                 for future in ended:

@@ -38,7 +38,7 @@ def run(
 ) -> Record:
     """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``).
 
-    ``start`` is what `edbl.engine.starts` kept of another run with the same first task.
+    ``start`` is a first task that it shares with others: what they learnt of it is taken, or else this run's is kept.
     """
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
@@ -56,8 +56,10 @@ def run(
         record = session.new_record()
         if start is not None:
             records.write(record, folder)  # a folder with checkpoints and no record would not be a run
-            if starts.take(start.folder, folder):
+            if starts.take(start, folder):
                 record.notes = [*record.notes, f"first task shared with {start.run}"]
+            else:
+                session.start = start
         return session.go(folder, record)
 
 
@@ -131,6 +133,8 @@ def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], lis
 
 class _Session:
     """A recipe with its data loaded and its learner made: all that can fail early has not."""
+
+    start: starts.Start | None = None  # where to keep the first task for others
 
     def __init__(self, recipe: Recipe, data_dir: Path | None, progress: Progress) -> None:
         self.recipe = recipe
@@ -219,6 +223,8 @@ class _Session:
         """Learn one task, evaluate it, and save record and state."""
         t = task.index
         timings, losses = self.learner.learn(task, checkpoints)
+        if t == 0 and self.start is not None:
+            starts.keep(folder, self.start)
         self.progress.busy("evaluating")
         with stopwatch(timings, "evaluation"):
             matrices = evaluate(self.method, task.test, self.transform, self.recipe.evaluation.nme_flips)

@@ -6,6 +6,7 @@ their exemplars and are evaluated for themselves, and have the bits that they wo
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ REPLACED = ("options.", "schedule.", "first.", "optim.", "evaluation.")
 
 
 class Start(NamedTuple):
-    """What a run learnt of its first task: the folder where that is kept, and the run's name."""
+    """A first task that runs share: the folder for what is learnt of it, and the name of the run that learns it."""
 
     folder: Path
     run: str
@@ -56,22 +57,23 @@ def waiting(jobs: Sequence[tuple[Recipe, Path]], places: Collection[int]) -> dic
     return {first: others for first, *others in alike.values() if others}
 
 
-def keep(run: Path, folder: Path) -> bool:
-    """Copy the state after the first phase of a run to a folder, before the run drops it; tell whether it is there."""
+def keep(run: Path, start: Start) -> None:
+    """Let others have the state after the first phase of a run, if it is there."""
     saved = Checkpoints(run / CHECKPOINTS).load(FIRST)
-    if saved is None:
-        return False
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        Checkpoints(folder).save(FIRST, saved)
-    except (OSError, EdblError):  # such as a full disk: the others can do without
-        return False
-    return True
+    if saved is not None:
+        with suppress(OSError, EdblError):  # such as a full disk: the others can do without
+            start.folder.mkdir(parents=True, exist_ok=True)
+            Checkpoints(start.folder).save(FIRST, saved)
 
 
-def take(folder: Path, run: Path) -> bool:
-    """Give a run the state in a folder where `keep` put it; tell whether it was there."""
-    saved = Checkpoints(folder).load(FIRST)
+def is_kept(start: Start) -> bool:
+    """Tell whether there is something to take."""
+    return Checkpoints(start.folder).load(FIRST) is not None
+
+
+def take(start: Start, run: Path) -> bool:
+    """Give a run the state that another kept; tell whether there was one."""
+    saved = Checkpoints(start.folder).load(FIRST)
     if saved is not None:
         Checkpoints(run / CHECKPOINTS).save(FIRST, saved)
     return saved is not None
