@@ -139,7 +139,12 @@ def test_the_demo_compares_fairly() -> None:
         (["run"], ["name a method"]),
         (["run", "edbl", "--data", "cifar1000"], ["unknown data set 'cifar1000'", "did you mean 'cifar100'"]),
         (["run", "edbl", "--set", "gama=3"], ["unknown key 'gama'", "did you mean 'gamma'"]),
-        (["run", "rkd", "--set", "gamma=3"], ["unknown key 'gamma'"]),
+        (["run", "rkd", "--set", "gamma=3"], ["unknown key 'gamma': it is an option of edbl, ib, iib, iib-kd, not of"]),
+        (
+            ["run", "edbl", "rkd", "--set", "balance.epochs=3"],
+            ["rkd: unknown key 'balance.epochs': it is an option of"],
+        ),
+        (["run", "edbl", "rkd", "--set", "gama=3"], ["edbl: unknown key 'gama'", "did you mean 'gamma'"]),
         (["run", "edbl", "--set", "epochs=3"], ["ambiguous", "schedule.epochs", "options.balance.epochs"]),
         (["run", "edbl", "--set", "epochs"], ["KEY=VALUE"]),
         (["run", "edbl", "--set", "counts=efective"], ["unknown value of options.counts", "did you mean 'effective'"]),

@@ -108,7 +108,12 @@ def run(
     made = []
     for named in [{"method": name} for name in methods or []] or [{}]:
         layers = flags, named, dict(parse_setting(s) for s in settings or [])
-        one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
+        try:
+            one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
+        except EdblError as error:
+            if len(methods or []) < 2:
+                raise
+            raise EdblError(f"{named['method']}: {error}") from error
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)

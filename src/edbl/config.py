@@ -140,9 +140,14 @@ def resolve(key: str, known: Iterable[str]) -> str:
     names = list(known)
     if key in names:
         return key
-    ends = [name for name in names if name.endswith("." + key)]
-    if len(ends) > 1:
-        raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(ends)}")
-    if not ends:
+    found = ends(key, names)
+    if len(found) > 1:
+        raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(found)}")
+    if not found:
         raise unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names))
-    return ends[0]
+    return found[0]
+
+
+def ends(key: str, known: Iterable[str]) -> list[str]:
+    """Return the full keys that ``key`` may mean, which may leave out leading parts."""
+    return [name for name in known if name == key or name.endswith("." + key)]

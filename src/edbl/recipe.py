@@ -15,7 +15,7 @@ from edbl.data import datasets
 from edbl.data.augment import Transform
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
-from edbl.methods import find_method
+from edbl.methods import find_method, methods
 from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
@@ -151,7 +151,7 @@ class Recipe(_Common):
         """
         method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
         known = cls.keys(method)
-        checked = {k: v for layer in layers for k, v in config.check(layer, known).items()}
+        checked = {k: v for layer in layers for k, v in _check(layer, known, method).items()}
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         kind = find_method(method)
@@ -211,6 +211,16 @@ class Recipe(_Common):
             (sections.setdefault(section, []) if section else top).append(line)
         blocks = ["\n".join(top), *(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())]
         return "\n\n".join(blocks) + "\n"
+
+
+def _check(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
+    """Return values by full key, each as its setting's type; an option of other methods is not taken for a typo."""
+    for key in values:
+        if not config.ends(key, known):
+            options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
+            if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
+                raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
+    return config.check(values, known)
 
 
 def parse_setting(text: str) -> tuple[str, object]:
