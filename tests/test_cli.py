@@ -198,7 +198,9 @@ def test_a_broken_recipe_file(cli: Cli) -> None:
     Path("broken.toml").write_text("method = \n")
     refused(cli("run", "--recipe", "broken.toml"), "broken.toml is not valid TOML")
     Path("odd.toml").write_text('method = "edbl"\n[schedul]\nepochs = 3\n')
-    refused(cli("run", "--recipe", "odd.toml"), "schedul.epochs", "schedule.epochs")
+    refused(cli("run", "--recipe", "odd.toml"), "recipe odd.toml: ", "schedul.epochs", "schedule.epochs")
+    Path("many.toml").write_text('method = "edbl"\nschedule.epochs = "many"\n')
+    refused(cli("run", "--recipe", "many.toml"), "recipe many.toml: schedule.epochs")
 
 
 def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:

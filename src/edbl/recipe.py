@@ -195,6 +195,12 @@ class Recipe(_Common):
         given = {**file, **{key: value for layer in layers for key, value in layer.items()}}
         if complete and given.get("preset") != file.get("preset"):
             raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change values by --set")
+        method = str(given.get("method", "edbl"))
+        known = cls.keys(method)
+        try:
+            _check(file, known, method)
+        except EdblError as error:
+            raise EdblError(f"recipe {path}: {error}") from error
         return cls.of(file, *layers, complete=complete and given.get("method") == file.get("method"))
 
     def values(self) -> dict[str, object]:
