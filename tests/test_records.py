@@ -181,6 +181,9 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "confusions.npz", cnn_0=evil, nme_0=evil)
     with pytest.raises(EdblError, match="unreadable"):
         records.read(tmp_path)
+    (tmp_path / "confusions.npz").write_text("junk")
+    with pytest.raises(EdblError, match=r"unreadable \(it holds something else than arrays of numbers\)"):
+        records.read(tmp_path)
 
 
 def test_features(tmp_path: Path) -> None:

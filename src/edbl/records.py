@@ -241,7 +241,9 @@ def _read_npz(folder: Path, file: str, names: list[str]) -> dict[str, NDArray[An
                 raise _broken(folder, file, f"'{absent[0]}' is missing")
             return {name: arrays[name] for name in names}
     except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise _broken(folder, file, f"unreadable ({error})") from error
+        # What NumPy does not know it takes for a pickle, and tells how to load that unsafely.
+        why = "it holds something else than arrays of numbers" if "allow_pickle" in str(error) else error
+        raise _broken(folder, file, f"unreadable ({why})") from error
 
 
 def _broken(folder: Path, file: str, why: str) -> EdblError:
