@@ -156,20 +156,22 @@ def is_left(folder: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
 def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edbl", "run", "rkd", "finetune", "icarl", "--data", "digits", "--preset", "quick"]
     command += ["--set", "net.backbone=mlp", "--set", "epochs=100000", "--at-once", "2", "--out", str(tmp_path / "all")]
     begun = [tmp_path / "all" / f"{method}-seed0" for method in ("rkd", "finetune")]
     usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that a shell runs in the background are deaf to it
+    (tmp_path / "temporary").mkdir()
+    places = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     with (tmp_path / "errors").open("w") as errors:
-        process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True, env=places)
     signal.signal(signal.SIGINT, usual)
     try:
         wait_for("both begin", 120, lambda: all((folder / "checkpoints").exists() for folder in begun))
         assert not any(is_left(folder) for folder in begun)
         process.send_signal(how)
-        assert process.wait(60) == (130 if how is signal.SIGINT else -how)
+        assert process.wait(60) == (-how if how is signal.SIGKILL else 128 + how)
         wait_for("both end", 30, lambda: all(is_left(folder) for folder in begun))
     finally:
         with suppress(ProcessLookupError):
@@ -177,7 +179,9 @@ def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_pa
     assert not (tmp_path / "all" / "icarl-seed0").exists()
     said = (tmp_path / "errors").read_text()
     assert "Traceback" not in said
-    assert ("the same command goes on" in said) == (how is signal.SIGINT)
+    if how is not signal.SIGKILL:
+        assert said == "interrupted; the same command goes on from the last checkpoints\n"
+        assert not list((tmp_path / "temporary").glob("edbl-*"))
 
 
 def test_a_run_does_not_go_to_the_cpu_where_others_have_a_gpu(tmp_path: Path) -> None:

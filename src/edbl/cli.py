@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -148,11 +149,21 @@ def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, da
 
 @contextmanager
 def _many() -> Iterator[None]:
+    code = 128 + signal.SIGINT
+
+    def end(*_: object) -> None:  # as a batch system asks for: what is shared with other processes is tidied up first
+        nonlocal code
+        code = 128 + signal.SIGTERM
+        raise KeyboardInterrupt
+
+    usual = signal.signal(signal.SIGTERM, end)
     try:
         yield
     except KeyboardInterrupt:
         _stderr().print("interrupted; the same command goes on from the last checkpoints", highlight=False)
-        raise typer.Exit(130) from None
+        raise typer.Exit(code) from None
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 def _name(recipe: "Recipe") -> str:
