@@ -159,6 +159,8 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
         (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "1 to 10"]),
         (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
+        (["run", "edbl", "--protocol", "base-step", "--phases", "5"], ["--phases means nothing to protocol base-step"]),
+        (["run", "edbl", "--protocol", "tasks", "--order", "1993"], ["--order means nothing to protocol tasks"]),
         (["run", "edbl", "--order", "nowhere.txt"], ["nowhere.txt"]),
         (["run", "edbl", "--recipe", "nowhere.toml"], ["cannot read recipe nowhere.toml"]),
         (["run", "edbl", "--recipe", "digit"], ["did you mean 'digits'"]),

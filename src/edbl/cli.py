@@ -115,6 +115,10 @@ def run(
             if len(methods or []) < 2:
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
+        if phases is not None and not one.stream.phased:
+            raise EdblError(f"--phases means nothing to protocol {one.stream.protocol}; leave it out")
+        if order is not None and one.stream.protocol == "tasks":
+            raise EdblError("--order means nothing to protocol tasks, which is an order itself; leave it out")
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
