@@ -234,6 +234,12 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert "{{ 7 * 7 }}" in page
 
 
+def test_notes_name_the_runs_that_they_are_about(tmp_path: Path) -> None:
+    page = report(tmp_path, make(notes=["all"]), make(seed=1, notes=["all", "two"]), make(seed=2, notes=["all", "two"]))
+    assert "Note: all<" in page
+    assert "Note: run1, run2: two<" in page
+
+
 def test_unfinished_runs_are_marked(tmp_path: Path) -> None:
     failed = make("icarl", tasks=1, status="failed", message="out of memory")
     page = report(tmp_path, make(), failed, make("lwf", tasks=0, status="running"))

@@ -93,9 +93,14 @@ def data_name(record: Record) -> str:
     return Path(record.data).name or record.data
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
-    notes = list(dict.fromkeys(note for record in records for note in record.notes))
-    if len({record.data_fingerprint for record in records}) > 1:
+def _notes(runs: Sequence[Run]) -> list[str]:
+    """Return what the runs note; what not all of them do, with the names of those that do."""
+    noted: dict[str, list[str]] = {}
+    for run in runs:
+        for note in dict.fromkeys(run.record.notes):
+            noted.setdefault(note, []).append(run.name)
+    notes = [note if len(names) == len(runs) else f"{', '.join(names)}: {note}" for note, names in noted.items()]
+    if len({run.record.data_fingerprint for run in runs}) > 1:
         notes.append("These runs did not all have the same images: the fingerprints of their data differ.")
     return notes
 
@@ -112,7 +117,7 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
     return {
         "title": f"{data_name(record)} · {record.protocol} · {_count(record.phases, 'phase')}",
         "facts": _facts(found, record),
-        "notes": _notes([run.record for run in runs]),
+        "notes": _notes(runs),
         "groups": [_group_line(group, colour) for group, colour in zip(found, plots.colours(found), strict=True)],
         "tasks": tasks,
         "accuracy": [_accuracy_cells(group, len(tasks)) for group in found],
