@@ -101,6 +101,17 @@ def test_of_a_bug_all_is_told_that_is_known(tmp_path: Path, capsys: pytest.Captu
     assert "AssertionError" in told
 
 
+def test_those_that_are_done_are_reported_though_one_failed(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    quick = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "schedule.epochs=1"]
+    done = cli("run", tmp_path / "broken.py", "finetune", *quick, "--out", tmp_path / "runs")
+    assert done.code == 2
+    assert "1 of 2 runs failed: broken-seed0; the others are done" in done.err
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "finetune" in page
+    assert "broken" not in page
+
+
 FRAGILE = """
 import os, signal
 from pathlib import Path

@@ -146,9 +146,16 @@ def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, da
     jobs = [Job(recipe, out / _name(recipe) if out else default_folder(recipe)) for recipe in recipes]
     if len({job.folder for job in jobs}) < len(jobs):
         raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
-    with _many():
-        run_many(jobs, min(workers or at_once(recipes[0].device), len(jobs)), console, data_dir)
-    _finish([job.folder for job in jobs], (out or Path("runs")) / "report.html")
+    page, done = (out or Path("runs")) / "report.html", set()
+    try:
+        with _many():
+            workers = min(workers or at_once(recipes[0].device), len(jobs))
+            run_many(jobs, workers, console, data_dir, lambda job: done.add(job.folder))
+    except EdblError:
+        if done:
+            _finish([job.folder for job in jobs if job.folder in done], page)
+        raise
+    _finish([job.folder for job in jobs], page)
 
 
 @contextmanager
