@@ -116,7 +116,10 @@ def test_json_rules_over_a_longer_npz(tmp_path: Path) -> None:
 def test_no_folder_and_no_run(tmp_path: Path) -> None:
     with pytest.raises(EdblError, match="no such run folder"):
         records.read(tmp_path / "missing")
-    with pytest.raises(EdblError, match=r"is not a run: it has no record\.json"):
+    with pytest.raises(EdblError, match=r"is not a run: it has no record\.json$"):
+        records.read(tmp_path)
+    records.write(make(), tmp_path / "inner")
+    with pytest.raises(EdblError, match=r"record\.json; the folders in it are: name them, as '.*inner'$"):
         records.read(tmp_path)
 
 

@@ -162,7 +162,9 @@ def _read_json(folder: Path) -> dict[str, Any]:
         raise EdblError(f"no such run folder: '{folder}'")
     path = folder / RECORD
     if not path.is_file():
-        raise EdblError(f"'{folder}' is not a run: it has no {RECORD}")
+        runs = [inner.parent.name for inner in sorted(folder.glob(f"*/{RECORD}"))]
+        hint = f"; the folders in it are: name them, as '{folder / runs[0]}'" if runs else ""
+        raise EdblError(f"'{folder}' is not a run: it has no {RECORD}{hint}")
     try:
         stored = json.loads(path.read_bytes())
     except OSError as error:
