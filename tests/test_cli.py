@@ -289,7 +289,10 @@ def test_a_method_of_ones_own_is_watched_and_found_again(
     record.status = "running"
     records.write(record, Path("../run"))
     Path("../mine.py").write_text(MINE + "# changed\n")
-    refused(cli("resume", "../run"), "mine.py has changed")
+    refused(
+        cli("resume", "../run"),
+        "mine.py has changed since run ../run began; undo that, or remove ../run to begin it anew",
+    )
 
 
 def test_method_files_of_the_same_name(cli: Cli) -> None:

@@ -85,7 +85,8 @@ def _go_on(folder: Path, record: Record, data_dir: Path | None, progress: Progre
     if any(planned.get(key) != value for key, value in record.recipe.items() if key not in HOW):
         raise EdblError(f"{folder / RECIPE} has changed since the run began; undo that, or start a new run")
     if record.method_digest != session.method_digest:
-        raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or start a new run")
+        anew = f"remove {folder} to begin it anew"
+        raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or {anew}")
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
     since = f"from task {len(record.seconds) + 1} on"
