@@ -59,11 +59,9 @@ def waiting(jobs: Sequence[tuple[Recipe, Path]], places: Collection[int]) -> dic
 
 def keep(run: Path, start: Start) -> None:
     """Let others have the state after the first phase of a run, if it is there."""
-    saved = Checkpoints(run / CHECKPOINTS).load(FIRST)
-    if saved is not None:
-        with suppress(OSError, EdblError):  # such as a full disk: the others can do without
-            start.folder.mkdir(parents=True, exist_ok=True)
-            Checkpoints(start.folder).save(FIRST, saved)
+    with suppress(OSError, EdblError):  # such as a full disk: the others can do without
+        start.folder.mkdir(parents=True, exist_ok=True)
+        _copy(run / CHECKPOINTS, start.folder)
 
 
 def is_kept(start: Start) -> bool:
@@ -73,7 +71,11 @@ def is_kept(start: Start) -> bool:
 
 def take(start: Start, run: Path) -> bool:
     """Give a run the state that another kept; tell whether there was one."""
-    saved = Checkpoints(start.folder).load(FIRST)
+    return _copy(start.folder, run / CHECKPOINTS)
+
+
+def _copy(source: Path, target: Path) -> bool:
+    saved = Checkpoints(source).load(FIRST)
     if saved is not None:
-        Checkpoints(run / CHECKPOINTS).save(FIRST, saved)
+        Checkpoints(target).save(FIRST, saved)
     return saved is not None
