@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import pytest
@@ -632,3 +632,18 @@ def test_clean_images_are_drawn_alike_and_not_mixed(name: str) -> None:
     assert make(name).clean(task) is None
     method.optim = Optim(batch=8, fixed_norm=True)  # statistics that are never to change
     assert method.clean(task) is None
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_clean_images_may_be_as_many_of_old_and_new_as_there_are_classes(name: str) -> None:
+    method = make(name, clean_norm=True, norm_share="classes")
+    task = after_first_task(method, [3, 3, 3], [20])
+    clean = method.clean(task)
+    assert clean is not None
+    assert clean.mixing is unmixed
+    assert clean.sampler == OldNew(old=9, new=20, old_batch=6, new_batch=2, steps=3)
+    first = replace(task, old=0)
+    drawn = make(name, clean_norm=True).clean(first)
+    assert drawn is not None
+    assert (clean := method.clean(first)) is not None
+    assert clean.sampler == drawn.sampler

@@ -6,7 +6,7 @@ of a phase has the same size, so images that do not fill a batch wait for the ne
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -54,9 +54,15 @@ class OldNew:
     @staticmethod
     def natural(old: int, new: int, batch: int, min_old: int) -> "OldNew":
         """Draw ``batch`` images in natural proportions, then fill the old ones up to ``min_old``."""
+        natural = OldNew.shared(old, new, batch, old / (old + new))
+        return replace(natural, old_batch=max(natural.old_batch, min_old))
+
+    @staticmethod
+    def shared(old: int, new: int, batch: int, share: float) -> "OldNew":
+        """Draw ``batch`` images, or all if they are fewer, of which ``share`` are old, and one at least of both."""
         batch = min(batch, old + new)
-        share = min(max(round(batch * old / (old + new)), 1), batch - 1)
-        return OldNew(old, new, max(share, min_old), batch - share, steps=(old + new) // batch)
+        old_batch = min(max(round(batch * share), 1), batch - 1)
+        return OldNew(old, new, old_batch, batch - old_batch, steps=(old + new) // batch)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Literal
 
 from edbl.config import option
 from edbl.data.mixing import Mixing, Ratio, VanillaMixup, unmixed
+from edbl.data.samplers import OldNew
 from edbl.data.stream import Task
 from edbl.methods.base import Draw
 from edbl.methods.rkd import RKD
@@ -27,6 +28,9 @@ class VanillaMKD(RKD):
         ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each pass over a batch, or sample (A3)")
         first_task: Literal["mixup", "plain"] = option("mixup", "the first task with vanilla mixup or without (A12)")
         clean_norm: bool = option(False, "use a learnt net with statistics of unmixed images in batch normalisation")
+        norm_share: Literal["drawn", "classes"] = option(
+            "drawn", "clean_norm: share of old images as they are drawn, or as many as there are old classes"
+        )
 
     config: Config
 
@@ -43,6 +47,11 @@ class VanillaMKD(RKD):
         return replace(super().draw(task), mixing=mixing)
 
     def clean(self, task: Task) -> Draw | None:
-        """Return the images of the task as they are drawn, not mixed, if that is asked for."""
-        wanted = self.config.clean_norm and not self.optim.fixed_norm
-        return replace(self.draw(task), mixing=unmixed) if wanted else None
+        """Return the images of the task, not mixed, if that is asked for."""
+        if not self.config.clean_norm or self.optim.fixed_norm:
+            return None
+        drawn = replace(self.draw(task), mixing=unmixed)
+        if self.config.norm_share == "drawn" or not task.old:
+            return drawn
+        old, new = len(self.memory), len(task.train)
+        return replace(drawn, sampler=OldNew.shared(old, new, self.optim.batch, task.old / task.seen))
