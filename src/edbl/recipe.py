@@ -16,6 +16,7 @@ from edbl.data.augment import Transform
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
+from edbl.methods.rkd import RKD
 from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
@@ -164,6 +165,7 @@ class Recipe(_Common):
                 int(cast(int, filled["stream.phases"])),
                 str(filled["memory"]),
                 schedules,
+                issubclass(kind, RKD),
             )
             own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
             filled |= {k: v for k, v in preset.items() if k in known} | own | checked
