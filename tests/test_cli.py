@@ -101,6 +101,20 @@ def test_list(cli: Cli) -> None:
     assert "cifar100-base0-5" in cli("list", "recipes").out
 
 
+def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -> None:
+    listed = " ".join(cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper").out.split())
+    assert set(Recipe.keys("edbl")) <= set(listed.split())
+    assert "options.gamma 300.0 scale of the class weights lambda_k (Table 6)" in listed
+    assert 'options.counts "raw" n_k: images, or label mass after re-sampling (A6) (raw, effective)' in listed
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom edbl.config import option\nfrom edbl.methods.base import Method\n\n\n"
+        "class Mine(Method):\n    name = 'mine'\n    title = 'Mine'\n    source = 'me'\n\n"
+        "    @dataclass(frozen=True)\n    class Config(Method.Config):\n"
+        "        deep: int = option(7, 'how [deep] it is')\n"
+    )
+    assert "options.deep 7 how [deep] it is" in " ".join(cli("list", "options", tmp_path / "mine.py").out.split())
+
+
 def test_every_shipped_recipe_is_right() -> None:
     from edbl.cli import _shipped_recipes
 
@@ -139,6 +153,12 @@ def test_the_demo_compares_fairly() -> None:
         (["run"], ["name a method"]),
         (["run", "edbl", "--data", "cifar1000"], ["unknown data set 'cifar1000'", "did you mean 'cifar100'"]),
         (["run", "edbl", "--set", "gama=3"], ["unknown key 'gama'", "did you mean 'gamma'"]),
+        (["run", "edbl", "--set", "zzzz=3"], ["unknown key 'zzzz': `edbl list options edbl` names all"]),
+        (["list", "options"], ["name a method, as in `edbl list options edbl`"]),
+        (["list", "options", "nope"], ["unknown method 'nope'"]),
+        (["list", "options", "edbl", "--data", "nope"], ["unknown data set 'nope'"]),
+        (["list", "methods", "edbl"], ["mean nothing to `edbl list methods`"]),
+        (["list", "data", "--preset", "paper"], ["mean nothing to `edbl list data`"]),
         (["run", "rkd", "--set", "gamma=3"], ["unknown key 'gamma': it is an option of edbl, ib, iib, iib-kd, not of"]),
         (
             ["run", "edbl", "rkd", "--set", "balance.epochs=3"],

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -49,6 +49,12 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
         run_many(jobs, 1, QUIET)
     assert records.read(tmp_path / "good").status == "done"
     assert "loss became" in records.read(tmp_path / "bad").message
+
+
+def test_any_thread_may_start_them(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        [record] = threads.submit(run_many, [Job(recipe(), tmp_path / "run")], 1, QUIET).result()
+    assert record.status == "done"
 
 
 def test_runs_in_several_folders_are_named_with_these(tmp_path: Path) -> None:

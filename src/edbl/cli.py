@@ -499,10 +499,31 @@ def results_(
 
 
 @app.command("list")
-def list_(what: Annotated[Literal["methods", "data", "recipes"], typer.Argument(help="What to list.")]) -> None:
+def list_(
+    what: Annotated[Literal["methods", "options", "data", "recipes"], typer.Argument(help="What to list.")],
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="For options: of which method, or .py file with one.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="For options: values for which data set.")] = None,
+    preset: Annotated[str | None, typer.Option(help="For options: values of which preset.")] = None,
+) -> None:
     """List what there is to choose from."""
+    if what == "options" and method is None:
+        raise EdblError("name a method, as in `edbl list options edbl`")
+    if what != "options" and (method or data or preset):
+        raise EdblError(f"a method, --data and --preset mean nothing to `edbl list {what}`; leave them out")
     table = Table(box=None, pad_edge=False)
-    if what == "methods":
+    if method is not None:
+        from edbl.recipe import Recipe, toml_value
+
+        table.add_column("key", no_wrap=True)
+        table.add_column("value", max_width=22)
+        table.add_column("meaning")
+        values = Recipe.build(method, data or "digits", preset=preset or "default").values()
+        for key, leaf in sorted(Recipe.keys(method).items()):
+            may_be = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
+            table.add_row(key, *map(escape, (toml_value(values[key]), leaf.help + may_be)))
+    elif what == "methods":
         from edbl.methods import methods
 
         for heading in ("name", "year", "keeps", "read-out", "what it does"):

@@ -31,13 +31,17 @@ class Leaf:
     least: float | None
     most: float | None
 
+    @property
+    def choices(self) -> list[str]:
+        """What it may be, if that is one of a few names."""
+        return [str(c) for c in get_args(self.kind)] if get_origin(self.kind) is Literal else []
+
     def check(self, key: str, value: object) -> object:
         """Return ``value`` as this setting's type, or say what it must be."""
         fitted = _fit(self.kind, value)
         if fitted is None:
-            choices = [str(c) for c in get_args(self.kind)] if get_origin(self.kind) is Literal else []
-            if choices:
-                raise unknown(f"value of {key}", str(value), choices)
+            if self.choices:
+                raise unknown(f"value of {key}", str(value), self.choices)
             raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}")
         if isinstance(fitted, int | float) and not isinstance(fitted, bool):
             if self.least is not None and fitted < self.least:
@@ -104,11 +108,11 @@ def build(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     return _assemble(kind, {k: checked.get(k, leaf.default) for k, leaf in known.items()}, prefix)
 
 
-def check(values: Mapping[str, object], known: Mapping[str, Leaf]) -> dict[str, object]:
-    """Return values by full key, each as its setting's type."""
+def check(values: Mapping[str, object], known: Mapping[str, Leaf], listing: str = "") -> dict[str, object]:
+    """Return values by full key, each as its setting's type; ``listing`` is a command that names all keys."""
     checked: dict[str, object] = {}
     for key, value in values.items():
-        full = resolve(key, known)
+        full = resolve(key, known, listing)
         if full in checked:
             raise EdblError(f"{full} is given twice, once as '{key}'")
         checked[full] = known[full].check(full, value)
@@ -135,7 +139,7 @@ def flatten(instance: object, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def resolve(key: str, known: Iterable[str]) -> str:
+def resolve(key: str, known: Iterable[str], listing: str = "") -> str:
     """Return the full key for ``key``, which may leave out leading parts where that is unambiguous."""
     names = list(known)
     if key in names:
@@ -144,7 +148,7 @@ def resolve(key: str, known: Iterable[str]) -> str:
     if len(found) > 1:
         raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(found)}")
     if not found:
-        raise unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names))
+        raise unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names), listing)
     return found[0]
 
 

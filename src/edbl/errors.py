@@ -13,12 +13,16 @@ class Diverged(EdblError):
     """Training led nowhere; the same again would too."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = ()) -> EdblError:
-    """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms."""
+def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = (), listing: str = "") -> EdblError:
+    """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms.
+
+    If none is near it names all, or says that ``listing``, a command, does.
+    """
     names = sorted(known)
     forms = {form.casefold(): form for form in (*short, *names)}
     near = difflib.get_close_matches(name.casefold(), forms, n=1, cutoff=0.5)
-    hint = f"did you mean '{forms[near[0]]}'?" if near else f"known: {', '.join(names)}"
+    there = f"{listing} names all" if listing else f"known: {', '.join(names)}"
+    hint = f"did you mean '{forms[near[0]]}'?" if near else there
     return EdblError(f"unknown {kind} '{name}': {hint}")
 
 

@@ -13,7 +13,7 @@ from edbl import config, presets
 from edbl.config import option
 from edbl.data import datasets
 from edbl.data.augment import Transform
-from edbl.errors import EdblError, unknown
+from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.methods.rkd import RKD
@@ -215,7 +215,7 @@ class Recipe(_Common):
         sections: dict[str, list[str]] = {}
         for key, value in self.values().items():
             section, _, name = key.rpartition(".")
-            line = f"{name} = {_toml(value)}"
+            line = f"{name} = {toml_value(value)}"
             (sections.setdefault(section, []) if section else top).append(line)
         blocks = ["\n".join(top), *(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())]
         return "\n\n".join(blocks) + "\n"
@@ -228,7 +228,7 @@ def _check(values: Mapping[str, object], known: Mapping[str, config.Leaf], metho
             options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
-    return config.check(values, known)
+    return config.check(values, known, command("list", "options", method))
 
 
 def parse_setting(text: str) -> tuple[str, object]:
@@ -252,8 +252,9 @@ def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _toml(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Return a value as a recipe file or ``--set`` has it."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(_toml(v) for v in value) + "]"
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
     # JSON writes texts, numbers and booleans as TOML does, except that TOML wants DEL escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -235,6 +235,9 @@ def _ended(
 @contextmanager
 def _deaf_children() -> Iterator[None]:
     """Let the processes that are started meanwhile ignore Ctrl-C, which a terminal sends to all: this one ends them."""
+    if threading.current_thread() is not threading.main_thread():  # only that one may say so, and Ctrl-C is its affair
+        yield
+        return
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
