@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
-from edbl.app.learn import HELD_KEPT, increment
+from edbl.app.learn import HELD_KEPT, held_out, increment, measure, open_model
 from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
@@ -143,6 +143,18 @@ def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli) ->
     assert (info["history"][2]["classes"], info["history"][2]["refreshed"]) == (["digit 4"], ["digit 0"])
     learn(cli, model, tmp_path / "a")  # once more
     assert store.read(model).names[-1] == "digit 1"
+
+
+def test_forgetting_tells_how_well_the_rest_was_known_before(tmp_path: Path, cli: Cli) -> None:
+    poor = ["--set", "schedule.epochs=1", "--set", "schedule.lr=0.0001", "--method", "rkd", "--memory", "per_class=1"]
+    folder = write_digits(tmp_path / "a", {1: 60, 8: 60, 9: 60, 3: 60, 5: 60})
+    learn(cli, tmp_path / "model", folder, *QUICK, *poor, "--validation", 0.2)
+    contents, made = open_model(tmp_path / "model", "cpu")
+    known = measure(made, *held_out(contents))
+    assert cli("forget", tmp_path / "model", "digit 3").code == 0
+    forgot = store.read(tmp_path / "model").history[-1]
+    assert forgot.before == {name: score for name, score in known.items() if name != "digit 3"}
+    assert sum(score.nme for score in forgot.before.values()) < sum(score.nme for score in forgot.after.values())
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -77,7 +77,7 @@ def test_after_a_task_only_statistics_differ(method: str, tmp_path: Path) -> Non
 def test_later_tasks_show_old_and_new_images(reading: str, tmp_path: Path) -> None:
     learner = learnt(2, tmp_path, memory="total=20", clean_norm=True, reading=reading)
     stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
-    draw = learner.method.clean(stream[1])
+    draw = learner.method.clean(stream[1], learner.method.draw(stream[1]))
     assert draw is not None
     shown = draw.data.y[draw.sampler(torch.Generator().manual_seed(0)).unique()]
     assert set(shown.tolist()) == set(range(10))

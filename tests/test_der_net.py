@@ -174,6 +174,12 @@ def test_growth_keeps_the_head_and_starts_from_the_last_backbone() -> None:
     assert torch.equal(net.head.weight[:5, : 2 * WIDTH], weight)
 
 
+def test_new_backbones_are_where_the_net_is() -> None:
+    net = grown(2).to("meta")
+    net.grow(3, seeded(5))
+    assert {p.device.type for p in net.parameters()} == {"meta"}
+
+
 def test_the_auxiliary_head_is_new_in_each_task() -> None:
     assert not any("aux" in key for key in grown(2).state_dict())
     for sizes, outputs in (((2, 3), 4), ((2, 3, 1), 2)):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.engine import evaluate as evaluation
 from edbl.engine.evaluate import class_means, confusion, evaluate, nearest, outputs
@@ -141,6 +141,17 @@ def test_outputs_are_those_of_each_image_alone(monkeypatch: pytest.MonkeyPatch) 
         alone = net((images.x[k : k + 1].float() / 255 - 0.4) / 0.3)
         torch.testing.assert_close(output.logits[k], alone.logits[0].detach(), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(output.features[k], alone.features[0].detach(), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("views", [1, 5])
+def test_batches_of_vectors_are_as_large_as_of_pixels(views: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation, "PIXELS", 10 * PIXELS)
+    net = small_net(3)
+    vectors = torch.randn(25, views, PIXELS, generator=seeded())
+    passed: list[int] = []
+    net.register_forward_pre_hook(lambda _, inputs: passed.append(len(inputs[0])))
+    outputs(net, Images(vectors, torch.zeros(25, dtype=torch.int64)), Views())
+    assert passed == [10, 10, 5]
 
 
 @pytest.mark.parametrize("flips", [False, True])

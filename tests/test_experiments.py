@@ -28,6 +28,7 @@ from edbl.files import lock
 from edbl.methods.balancing import Balancing
 from edbl.recipe import Recipe
 from edbl.report import paper
+from edbl.report.tables import groups
 from tests.conftest import Cli
 
 ROOT = Path(__file__).parents[1]
@@ -145,6 +146,18 @@ def test_printed_numbers() -> None:
     assert table["table4"]["SSIL-NME"] == ((), (49.84,), (52.17,), (53.71,))
     assert table["table5"]["alpha = 1e-05, CNN"] == ((63.09,), (50.18,))
     assert table["table5"]["alpha = 0, NME"] == ((64.24,), (50.15,))
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig4"])
+def test_seeds_of_a_method_are_one_curve_though_options_came_between_them(name: str) -> None:
+    experiment = EXPERIMENTS[name]
+    several = 0
+    for column in experiment.columns:
+        for row in {row.method: row for row in experiment.rows}.values():
+            runs = paper.found(ROOT / "results", column, row)
+            assert len(groups(runs)) == bool(runs)
+            several += len(runs) > 1
+    assert several
 
 
 @pytest.fixture

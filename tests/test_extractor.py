@@ -13,7 +13,9 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from edbl.app import extractor
+from edbl.app.bundle import Settings
 from edbl.app.extractor import LITE0, PACKAGE, WEIGHTS, Pretrained, find
+from edbl.app.settings import build, recipe
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.errors import EdblError
 from edbl.nets.backbones import Foreign
@@ -398,6 +400,16 @@ class StandinModule(SimpleNamespace):
     """As a module, it can be looked up in a table."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+@pytest.mark.usefixtures("timm")
+def test_weights_on_features_of_either_sign_are_not_clipped() -> None:
+    one = {"schedule.epochs": 1}
+    settings = Settings("wa", "timm:net.a", "all", 12, "per_class=3", seed=0, validation=0.0, copies=0, given=one)
+    made = build(settings, recipe(settings, 40), "cpu")
+    made.learn(noise(40, 12), ["a", "b"] * 20)
+    made.learn(noise(40, 12), ["c", "d"] * 20)
+    assert made.learner.net.head.weight.min() < 0
 
 
 def test_a_network_of_timm(timm: SimpleNamespace) -> None:

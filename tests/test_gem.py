@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize, nnls  # type: ignore[import-untyped]
-from torch import Tensor
+from torch import Tensor, nn
 
 from edbl import Recipe
 from edbl.data.mixing import Batch, unmixed
@@ -300,6 +300,18 @@ def test_adjust_projects_by_the_gradient_of_each_task(masked: bool, margin: floa
     assert not torch.allclose(after, before), "this case must violate a constraint"
     tracked = [int(b) for name, b in method.net.named_buffers() if "tracked" in name]
     assert set(tracked) == {4}, "exemplars go through batch normalisation like other images"
+
+
+def test_parameters_that_a_net_does_not_use_are_left_alone() -> None:
+    method = gem_of([2, 3], [4] * 5)
+    idle = nn.Parameter(torch.zeros(3))
+    method.net.backbone.register_parameter("idle", idle)
+    phase = phase_of(method, [9, 9])
+    phase.loss(batch_of(phase, 7)).backward()
+    assert phase.adjust is not None
+    phase.adjust(seeded())
+    assert any(p is idle for p in phase.params)
+    assert idle.grad is None
 
 
 def test_a_step_does_not_raise_the_loss_of_past_tasks() -> None:

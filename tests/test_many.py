@@ -207,6 +207,13 @@ def test_a_run_does_not_go_to_the_cpu_where_others_have_a_gpu(tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
+def test_a_run_that_was_done_already_is_shown_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "_shares", [0.0], raising=False)
+    run(recipe(), tmp_path / "run")
+    _work(0, recipe().values(), tmp_path / "run", None, gpu=False)
+    assert many._shares[0] == 1.0
+
+
 def test_a_folder_with_another_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
     run(recipe(), tmp_path / "rkd-seed0")
     jobs = [Job(recipe("finetune"), tmp_path / "new"), Job(recipe(memory="total=30"), tmp_path / "rkd-seed0")]

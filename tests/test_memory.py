@@ -204,6 +204,27 @@ def test_small_classes_give_what_they_have() -> None:
     assert len(memory) == 14
 
 
+def test_a_large_class_does_not_make_small_ones_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def watched(vectors: Tensor, count: int, there: Tensor) -> Tensor:
+        sizes.append(there.numel())
+        return herd(vectors, count, there)
+
+    monkeypatch.setattr("edbl.memory.herd", watched)
+    counts = [3, 400, 5, 2, 390, 7, 1, 6]
+    images = new_images(0, counts, 0)
+    memory = Memory(Budget("per_class", 4))
+    memory.update(images, Recorder())
+    assert sum(sizes) <= 2 * sum(counts)
+    assert [len(c) for c in memory.classes] == [min(4, count) for count in counts]
+    for k, exemplars in enumerate(memory.classes):
+        members = images.x[images.y == k]
+        picks = brute_force(F.normalize(members.double()).tolist(), len(exemplars))
+        assert torch.equal(exemplars.x, members[picks])
+        assert set(exemplars.y.tolist()) == {k}
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_total_is_kept_and_used(seed: int) -> None:
     draw = random.Random(seed)

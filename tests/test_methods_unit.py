@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -436,6 +437,18 @@ def test_alpha_lets_the_factor_see_the_teacher(name: str) -> None:
     assert abs(first - second) > 1e-4
 
 
+@pytest.mark.parametrize(("name", "times"), [("iib", 0), ("iib-kd", 1)])
+def test_distillation_that_weighs_nothing_is_not_worked_out(
+    name: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = balancing(name, alpha=1.0)
+    phase = list(method.phases(after_first_task(method, [3, 3], [9, 9])))[1]
+    asked = Mock(side_effect=method.distill)
+    monkeypatch.setattr(method, "distill", asked)
+    phase.loss(a_batch(4))
+    assert asked.call_count == times
+
+
 def test_factor_over_and_coupled_are_passed_on() -> None:
     found = []
     for options in ({}, {"factor_over": "all"}, {"factor": "coupled"}, {"factor": "coupled", "factor_over": "all"}):
@@ -625,25 +638,27 @@ def test_an_epoch_of_reading_concat_is_a_pass_over_the_new_images(batch: int, ne
 def test_clean_images_are_drawn_alike_and_not_mixed(name: str) -> None:
     method = make(name, clean_norm=True)
     task = after_first_task(method, [3, 3], [9, 9])
-    clean = method.clean(task)
+    draw = method.draw(task)
+    clean = method.clean(task, draw)
     assert clean is not None
     assert clean.mixing is unmixed
-    assert clean.sampler == method.draw(task).sampler
-    assert make(name).clean(task) is None
+    assert clean.sampler == draw.sampler
+    assert clean.data is draw.data
+    assert make(name).clean(task, draw) is None
     method.optim = Optim(batch=8, fixed_norm=True)  # statistics that are never to change
-    assert method.clean(task) is None
+    assert method.clean(task, draw) is None
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_clean_images_may_be_as_many_of_old_and_new_as_there_are_classes(name: str) -> None:
     method = make(name, clean_norm=True, norm_share="classes")
     task = after_first_task(method, [3, 3, 3], [20])
-    clean = method.clean(task)
+    clean = method.clean(task, method.draw(task))
     assert clean is not None
     assert clean.mixing is unmixed
     assert clean.sampler == OldNew(old=9, new=20, old_batch=6, new_batch=2, steps=3)
     first = replace(task, old=0)
-    drawn = make(name, clean_norm=True).clean(first)
-    assert drawn is not None
-    assert (clean := method.clean(first)) is not None
-    assert clean.sampler == drawn.sampler
+    draw = method.draw(first)
+    clean = method.clean(first, draw)
+    assert clean is not None
+    assert clean.sampler == draw.sampler

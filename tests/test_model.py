@@ -12,7 +12,7 @@ from edbl.app.model import Model
 from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.engine.evaluate import class_means, outputs
-from edbl.nets.heads import CorrectedHead
+from edbl.nets.heads import CorrectedHead, FrozenHead
 from edbl.nets.net import Net, Output
 
 
@@ -168,6 +168,19 @@ def test_weights_stay_clipped_when_all_classes_are_learnt_again() -> None:
     learn(made, {"c": (15, 120)})
     learn(made, {"a": (15, 200)})
     assert made.learner.net.head.weight.min() == 0
+
+
+@pytest.mark.parametrize("method", ["lucir", "tpcil", "mnemonics", "podnet"])
+def test_frozen_rows_of_a_head_learn_when_all_classes_are_learnt_again(method: str) -> None:
+    side, backbone = (8, "small") if method == "podnet" else (2, "mlp")
+    made = model(method, backbone=backbone)
+    learn(made, {"a": (15, 0), "b": (15, 60)}, side)
+    learn(made, {"c": (15, 120)}, side)
+    head = made.learner.net.head
+    assert isinstance(head, FrozenHead)
+    before = head.old.detach().clone()
+    learn(made, {"a": (15, 200)}, side)
+    assert not torch.equal(head.old, before)
 
 
 def test_podnet_needs_a_backbone_with_blocks() -> None:

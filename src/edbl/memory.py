@@ -128,10 +128,14 @@ def _best(images: Images, classes: Sequence[int], quotas: Sequence[int], feature
     """Return the images of each class that herding picks first."""
     vectors = torch.nn.functional.normalize(features(images))
     members = [(images.y == k).nonzero().squeeze(1) for k in classes]
-    index = pad_sequence(members, batch_first=True)  # [classes, images of the largest]
-    there = pad_sequence([torch.ones_like(m, dtype=torch.bool) for m in members], batch_first=True)
-    order = index.take_along_dim(herd(vectors[index], max(quotas), there), 1)
-    return [images[p[: min(quota, len(m))]] for p, quota, m in zip(order, quotas, members, strict=True)]
+    best: dict[int, Images] = {}
+    for size in {len(m).bit_length() for m in members}:  # those of about one size together, so that padding stays small
+        alike = [k for k, m in enumerate(members) if len(m).bit_length() == size]
+        index = pad_sequence([members[k] for k in alike], batch_first=True)  # [classes, images of the largest]
+        there = pad_sequence([torch.ones_like(members[k], dtype=torch.bool) for k in alike], batch_first=True)
+        order = index.take_along_dim(herd(vectors[index], max(quotas[k] for k in alike), there), 1)
+        best |= {k: images[picks[: min(quotas[k], len(members[k]))]] for k, picks in zip(alike, order, strict=True)}
+    return [best[k] for k in range(len(members))]
 
 
 def herd(vectors: Tensor, count: int, there: Tensor | None = None) -> Tensor:

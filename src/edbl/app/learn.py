@@ -633,7 +633,11 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         _refuse_begun(folder)
         contents, model = open_model(folder, device, without=names)
         x, labels = held_out(contents)
-        before = measure(model, x, labels)
+        try:
+            whole = open_model(folder, device)[1]  # with exemplars of the classes to forget
+        except EdblError:  # such as lost images
+            whole = model
+        before = measure(whole, x, labels)
         for name in dict.fromkeys(names):
             model.forget(name)
         after = measure(model, x, labels)

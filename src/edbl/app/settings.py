@@ -20,7 +20,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Backbone, Foreign
 from edbl.recipe import Recipe
 from edbl.schedule import Schedule
 
@@ -289,7 +289,8 @@ def build(settings: Settings, made: Recipe, device: str, progress: Progress | No
 
     def make(generator: Generator) -> Backbone:
         backbone = found.backbone(generator)
-        backbone.last_relu = find_method(made.method).last_relu
+        if not isinstance(backbone, Foreign):  # whose last ReLU, if any, stays
+            backbone.last_relu = find_method(made.method).last_relu
         return backbone
 
     return Model(made, torch.Size((3, side, side)), transform, progress=progress, make=make)

@@ -20,7 +20,7 @@ PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough 
 def outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
     """Return the net's output for all images, in evaluation mode."""
     net.eval()
-    size = images.x.shape[2:].numel() if images.x.ndim == 4 else images.x.shape[1]
+    size = images.x.shape[2:].numel() if images.x.ndim == 4 else images.x.shape[-1]
     parts = [net(transform.normalise(x)) for x in images.x.split(max(1, PIXELS // size))]
     return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
 

@@ -15,7 +15,7 @@ from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
 from edbl.seeds import Seeds
 
-SHOWN = 100  # batches, of which batch normalisation forgets all but the last few dozens
+SHOWN = 100  # batches, of which batch normalisation, at a momentum of 0.1, forgets all but the last few dozens
 ADVICE = "lower the learning rate (schedule.lr) or a weight of the loss"
 
 

@@ -100,9 +100,11 @@ class Learner:
         losses: dict[str, list[float]] = {}
         self._as_learnt()
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
-        clean = self.method.clean(task)  # before a phase may change the memory
+        clean: Draw | None = None
         try:
             for number, phase in enumerate(self.method.phases(task)):
+                if number == 0:
+                    clean = self.method.clean(task, phase.draw)
                 if phase.name in losses:  # and the seeds of its draws are named after it
                     raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
                 losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
@@ -121,8 +123,10 @@ class Learner:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
         self.method.teacher = None
-        self.train(task, 0, next(self.method.phases(task)), {}, checkpoints)
-        if clean := self.method.clean(task):
+        self.net.head.thaw()
+        phase = next(self.method.phases(task))
+        self.train(task, 0, phase, {}, checkpoints)
+        if clean := self.method.clean(task, phase.draw):
             self._show(task, clean)
 
     def _as_learnt(self) -> None:

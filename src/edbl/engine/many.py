@@ -101,6 +101,7 @@ def _work(
         resume(folder, data_dir=data_dir, progress=progress)
     else:
         run(Recipe.of(recipe), folder, data_dir=data_dir, progress=progress, start=start)
+    _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
 def at_once(device: str) -> int:

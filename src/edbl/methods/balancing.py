@@ -92,7 +92,7 @@ class Balancing(RKD):
         weighed = Output(*(t.detach() for t in output)) if self.config.detach else output
         factor = self.influence(weighed, batch.y, teacher) + self.config.epsilon
         loss = weighted_cross_entropy(output.logits, batch.y, weights, self.config.weight_place) / factor
-        if teacher is not None:
+        if teacher is not None and self.config.balance_kd_weight:
             loss = loss + self.config.balance_kd_weight * self.distill(output.logits, teacher)
         return loss.mean()
 

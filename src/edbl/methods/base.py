@@ -57,7 +57,8 @@ class Method:
     source: ClassVar[str]  # paper
     year: ClassVar[int | None] = None  # of its publication
     distils: ClassVar[bool] = False  # learns from the old net as a teacher
-    # What is kept of old images. With "none", exemplars serve the nearest-mean read-out and are never learnt from.
+    # What is kept of old images. With "none", exemplars serve the nearest-mean read-out and are not learnt from, unless
+    # known classes are learnt again.
     keeps: ClassVar[Literal["exemplars", "reservoir", "none", "all images"]] = "exemplars"
     readout: ClassVar[Literal["cnn", "nme"]] = "cnn"  # which its authors report
     our_reading: ClassVar[bool] = False  # the publication leaves so much open that much is ours
@@ -150,8 +151,11 @@ class Method:
             raise RuntimeError("there is no teacher in the first task, nor for a method that does not distil")
         return self.teacher.answer(x)
 
-    def clean(self, task: Task) -> Draw | None:
-        """Return images whose statistics batch normalisation shall have while the net is used; None: as trained."""
+    def clean(self, task: Task, draw: Draw) -> Draw | None:
+        """Return images whose statistics batch normalisation shall have while the net is used; None: as trained.
+
+        ``draw`` is what the first phase of the task learns from.
+        """
         return None
 
     def end(self, task: Task) -> None:

@@ -45,7 +45,7 @@ class ExpandingNet(Net):
         if self.head.sizes:
             self.backbone.zero_grad()  # or the last gradients would stay for good
             self.old.append(self.backbone.eval().requires_grad_(False))
-            self.backbone = self.make(generator)
+            self.backbone = self.make(generator).to(self.head.weight.device)
             self.backbone.load_state_dict(self.old[-1].state_dict())
             self._widen(generator)
             self.aux = LinearHead(self.backbone.width).to(self.head.weight.device)

@@ -93,8 +93,10 @@ class GEM(Method):
 
     def adjust(self, params: Sequence[nn.Parameter]) -> None:
         """Project the gradient by those of the past tasks."""
-        rows = [gradient_of(self.task_loss(batch, number), params) for number, batch in enumerate(self.past)]
-        gradients = [p.grad for p in params if p.grad is not None]
+        used = [(p, p.grad) for p in params if p.grad is not None]
+        gradients = [gradient for _, gradient in used]
+        learning = [p for p, _ in used]
+        rows = [gradient_of(self.task_loss(batch, number), learning) for number, batch in enumerate(self.past)]
         projected = project(_flat(gradients), torch.stack(rows), self.config.margin)
         for gradient, values in zip(gradients, projected.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(values.view(gradient.shape))

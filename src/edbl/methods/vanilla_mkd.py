@@ -46,12 +46,13 @@ class VanillaMKD(RKD):
             mixing = unmixed
         return replace(super().draw(task), mixing=mixing)
 
-    def clean(self, task: Task) -> Draw | None:
+    def clean(self, task: Task, draw: Draw) -> Draw | None:
         """Return the images of the task, not mixed, if that is asked for."""
         if not self.config.clean_norm or self.optim.fixed_norm:
             return None
-        drawn = replace(self.draw(task), mixing=unmixed)
+        drawn = replace(draw, mixing=unmixed)
         if self.config.norm_share == "drawn" or not task.old:
             return drawn
-        old, new = len(self.memory), len(task.train)
-        return replace(drawn, sampler=OldNew.shared(old, new, self.optim.batch, task.old / task.seen))
+        new = len(task.train)
+        shared = OldNew.shared(len(draw.data) - new, new, self.optim.batch, task.old / task.seen)
+        return replace(drawn, sampler=shared)

@@ -41,6 +41,9 @@ class Head(nn.Module):
         self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
         self.sizes = [*self.sizes, new]
 
+    def thaw(self) -> None:
+        """Let the old classes learn too, until the head grows, if they do not anyway."""
+
     def clear(self) -> None:
         """Remove all classes."""
         self.weight = nn.Parameter(self.weight.detach()[:0])

@@ -69,7 +69,9 @@ def found(results: Path, column: Column, row: Row) -> list[Record]:
     pattern = folder_of(column, row, seed=0).removesuffix("0")
     folders = sorted(results.glob(f"{pattern}*/{records.RECORD}"), key=lambda path: (len(path.parts[-2]), path))
     runs = [(path.parent, records.read(path.parent)) for path in folders]
-    return [run for folder, run in runs if _is_of(folder, run, recipe_of(column, row, run.seed))]
+    made = [(folder, run, recipe_of(column, row, run.seed)) for folder, run in runs]
+    # With the recipe as it is written now: an option that is newer than a record does not set it apart from the others.
+    return [replace(run, recipe=recipe.values()) for folder, run, recipe in made if _is_of(folder, run, recipe)]
 
 
 def _is_of(folder: Path, run: Record, recipe: Recipe) -> bool:
