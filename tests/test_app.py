@@ -133,6 +133,7 @@ def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli) ->
     remaining = {path: name for path, name in answers(cli, model, test).items() if "digit 1" not in path}
     assert accuracy(remaining) > 0.8
     assert "unknown class 'digit 1'" in refused(cli, "forget", model, "digit 1")
+    assert f"these are all classes of {model}" in refused(cli, "forget", model, *store.read(model).names)
     info = json.loads(cli("info", model, "--json").out)
     assert [event["kind"] for event in info["history"]] == ["learn", "learn", "learn", "forget"]
     assert info["exemplars"] == 40
@@ -1003,7 +1004,9 @@ def test_an_image_gets_another_class(
     more = write_digits(tmp_path / "b", {1: 9})
     for number in range(4):
         (folder / "digit 0" / f"{number:03}.png").rename(more / "digit 1" / f"wrong {number}.png")
-    assert "kept as 'digit 0'" in refused(cli, "learn", model, more)
+    error = refused(cli, "learn", model, more)
+    assert "kept as 'digit 0'" in error
+    assert error.endswith("with --relabel\n"), "the new name is that of another class"
     command = ["learn", model, more, "--relabel"]
     if stopped:
         with monkeypatch.context() as patch:

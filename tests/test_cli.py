@@ -6,11 +6,13 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 from PIL import Image
 
+import edbl
 from edbl import Recipe, records
 from edbl.demo import recipes as demo_recipes
 from edbl.engine.step import Step
@@ -101,6 +103,10 @@ def test_list(cli: Cli) -> None:
     assert "cifar100-base0-5" in cli("list", "recipes").out
 
 
+def test_version(cli: Cli) -> None:
+    assert cli("--version").out == f"edbl {edbl.__version__}\n"
+
+
 def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -> None:
     listed = " ".join(cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper").out.split())
     assert set(Recipe.keys("edbl")) <= set(listed.split())
@@ -129,6 +135,19 @@ def test_data_verify_digits(cli: Cli) -> None:
     finished = cli("data", "verify", "digits")
     assert finished.code == 0
     assert "1,442 training and 355 test images of 10 classes" in finished.out
+
+
+def test_a_demo_that_was_stopped_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"net.backbone": "mlp", "schedule.epochs": 1, "optim.steps": 2}
+    made = [Recipe.build(name, "digits", preset="quick", **small) for name in ("rkd", "edbl")]
+    monkeypatch.setattr("edbl.demo.recipes", lambda: made)
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "__call__", Mock(side_effect=KeyboardInterrupt))
+        found = cli("demo", "--out", "here")
+    assert (found.code, found.err) == (130, "interrupted; `edbl demo --out here` goes on\n")
+    assert cli("demo", "--out", "here").code == 0
+    assert [records.read(Path("here", name)).status for name in ("rkd", "edbl")] == ["done", "done"]
+    assert Path("here/report.html").is_file()
 
 
 def test_the_demo_compares_fairly() -> None:
@@ -181,6 +200,11 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
         (["run", "edbl", "--protocol", "base-step", "--phases", "5"], ["--phases means nothing to protocol base-step"]),
         (["run", "edbl", "--protocol", "tasks", "--order", "1993"], ["--order means nothing to protocol tasks"]),
+        (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks means nothing to protocol base0"]),
+        (["run", "edbl", "--set", "step=2"], ["stream.step means nothing to protocol base0"]),
+        (["run", "edbl", "--seed", "3", "--set", "seed=4"], ["seed is given twice, once by --set"]),
+        (["run", "rkd", "--set", "method=edbl"], ["method is given twice, once by --set"]),
+        (["run", "rkd", "--set", "epochs=1", "--set", "epochs=2"], ["--set gives epochs twice"]),
         (["run", "edbl", "--order", "nowhere.txt"], ["nowhere.txt"]),
         (["run", "edbl", "--recipe", "nowhere.toml"], ["cannot read recipe nowhere.toml"]),
         (["run", "edbl", "--recipe", "digit"], ["did you mean 'digits'"]),
@@ -197,7 +221,8 @@ def test_the_demo_compares_fairly() -> None:
         (["resume", "nowhere"], ["nowhere"]),
         (["report", "nowhere"], ["nowhere"]),
         (["data", "verify", "cifar11"], ["did you mean 'cifar10'"]),
-        (["run", "edbl", "--memory", "total=9", "--set", "memory=total=8"], ["memory total=8"]),
+        (["run", "edbl", "--set", "memory=total=8"], ["memory total=8"]),
+        (["run", "edbl", "--memory", "total=9", "--set", "memory=total=8"], ["memory is given twice"]),
         (["data", "verify", "cifar10"], ["cifar-10-binary.tar.gz", "edbl data fetch cifar10"]),
     ],
 )
@@ -228,8 +253,10 @@ def test_a_broken_recipe_file(cli: Cli) -> None:
 def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:
     Path("out").mkdir()
     Path("out/mine.txt").write_text("precious")
-    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already", "edbl resume out")
+    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another --out")
     assert [p.name for p in Path("out").iterdir()] == ["mine.txt"]
+    assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
+    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another --out")
     Path("file").write_text("precious")
     refused(cli("run", "finetune", *QUICK, "--out", "file"), "exists already")
 

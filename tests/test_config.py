@@ -3,6 +3,7 @@ from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
@@ -291,6 +292,19 @@ def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: 
     path.write_text('complete = "yes"', encoding="utf-8")
     with pytest.raises(EdblError, match="complete is true or false, not 'yes'"):
         Recipe.read(path)
+
+
+def test_a_recipe_is_read_from_a_path_as_text_too(tmp_path: Path) -> None:
+    recipe = Recipe.build("rkd")
+    (tmp_path / "a.toml").write_text(recipe.toml())
+    assert Recipe.read(str(tmp_path / "a.toml")) == Recipe.read(tmp_path / "a.toml") == recipe
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), np.uint8(3), np.float32(3)])
+def test_numbers_of_numpy_are_numbers(seed: object) -> None:
+    theirs = Recipe.build("rkd", seed=seed, nesterov=np.bool_(False), momentum=np.float64(0.5))
+    assert theirs == Recipe.build("rkd", seed=3, nesterov=False, momentum=0.5)
+    assert type(theirs.seed) is int
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

@@ -186,14 +186,14 @@ def test_cifar_with_too_few_names(tmp_path: Path) -> None:
 def test_cifar_that_is_not_there(tmp_path: Path) -> None:
     text = message("cifar10", tmp_path)
     assert f"cifar-10-binary.tar.gz is not in {tmp_path}" in text
-    assert "run `edbl data fetch cifar10`" in text
+    assert f"run `edbl data fetch cifar10 --data-dir {tmp_path}`" in text
     assert "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz" in text
 
 
 def test_cifar_that_lacks_a_file(tmp_path: Path) -> None:
     place = write_cifar10(tmp_path)
     (place / "data_batch_2.bin").unlink()
-    assert f"{place} lacks data_batch_2.bin: run `edbl data fetch cifar10`" in message("cifar10", tmp_path)
+    assert f"{place} lacks data_batch_2.bin: run `edbl data fetch cifar10 --data-dir" in message("cifar10", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_fashion_that_is_not_there(fashion: Path) -> None:
     (fashion / "t10k-labels-idx1-ubyte.gz").unlink()
     text = message("fashion-mnist", fashion.parent)
     assert "fashion-mnist/t10k-labels-idx1-ubyte.gz is not in" in text
-    assert "run `edbl data fetch fashion-mnist`" in text
+    assert f"run `edbl data fetch fashion-mnist --data-dir {fashion.parent}`" in text
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ def test_tiny_cache_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_tiny_that_is_not_there(tmp_path: Path) -> None:
     text = message("tiny-imagenet", tmp_path)
-    assert f"tiny-imagenet-200.zip is not in {tmp_path}: run `edbl data fetch tiny-imagenet`" in text
+    assert f"tiny-imagenet-200.zip is not in {tmp_path}: run `edbl data fetch tiny-imagenet --data-dir" in text
     assert "cs231n.stanford.edu" in text
 
 

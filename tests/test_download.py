@@ -101,7 +101,7 @@ def test_fetch_keeps_a_right_file_without_asking_the_server(server: Server, tmp_
 def test_fetch_refuses_a_wrong_file_that_is_there(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "file.bin"
     path.write_bytes(b"other")
-    with pytest.raises(EdblError, match=r"not the official file.*\n.*delete it and run `edbl data fetch some-set`"):
+    with pytest.raises(EdblError, match=r"not the official file.*\n.*delete it and run `edbl data fetch some-set "):
         download.fetch(remote(server.url, "file.bin"), tmp_path)
     assert path.read_bytes() == b"other"
 
@@ -177,13 +177,15 @@ def test_a_full_disk_is_not_taken_for_a_network_error(server: Server, tmp_path: 
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_verify(tmp_path: Path) -> None:
+def test_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.bin"
     file = remote("http://host/file.bin", "file.bin")
     with pytest.raises(EdblError) as caught:
         download.verify(file, tmp_path)
     assert str(caught.value) == str(download.missing(file, tmp_path))
-    assert "run `edbl data fetch some-set`" in str(caught.value)
+    assert f"run `edbl data fetch some-set --data-dir {tmp_path}`" in str(caught.value)
+    monkeypatch.setenv("EDBL_DATA", str(tmp_path))
+    assert "run `edbl data fetch some-set`" in str(download.missing(file, tmp_path))
     assert f"download http://host/file.bin and put it at {path}" in str(caught.value)
     path.write_bytes(CONTENT[:-1])
     with pytest.raises(EdblError, match=f"{re.escape(str(path))} is damaged or not the official file"):

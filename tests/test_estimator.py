@@ -166,7 +166,9 @@ def test_a_call_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert same(model.partial_fit(*only((2, 3))), before.partial_fit(*only((2, 3))))
 
 
-@pytest.mark.parametrize("options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"image_size": 7}])
+@pytest.mark.parametrize(
+    "options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"image_size": 7}, {"preset": "quick"}]
+)
 def test_options_that_would_do_nothing(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="has no effect here"):
         quick(options=options).fit(*only((0, 1)))

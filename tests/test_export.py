@@ -101,7 +101,7 @@ def test_every_backbone(backbone: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(name for name, kind in methods().items() if kind.keeps != "all images"))
 def test_every_method(method: str, tmp_path: Path) -> None:
     model = learnt(method, "mlp")
-    export(model, tmp_path / "a.onnx")
+    export(model, str(tmp_path / "a.onnx"))
     assert_same(model, tmp_path / "a.onnx", fresh())
 
 

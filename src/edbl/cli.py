@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from edbl.engine.progress import Bars
     from edbl.recipe import Recipe
 
-app = typer.Typer(
-    no_args_is_help=True, pretty_exceptions_enable=False, help="Class-incremental learning: EDBL and its baselines."
-)
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
 app.add_typer(data_app, name="data")
 console = Console(emoji=False)
@@ -58,6 +56,23 @@ def main() -> None:
         sys.exit(2)
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        from edbl import __version__
+
+        console.print(f"edbl {__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def edbl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Class-incremental learning: EDBL and its baselines."""
+
+
 @app.command()
 def run(
     methods: Annotated[
@@ -88,6 +103,7 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Learn a data set class by class; several methods or seeds side by side."""
+    from edbl.config import resolve
     from edbl.recipe import Recipe, parse_setting
 
     given = {
@@ -106,19 +122,25 @@ def run(
     flags: dict[str, object] = {k: v for k, v in given.items() if v is not None}
     if not methods and recipe is None:
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
+    chosen = [parse_setting(s) for s in settings or []]
+    if again := [key for number, (key, _) in enumerate(chosen) if key in dict(chosen[:number])]:
+        raise EdblError(f"--set gives {again[0]} twice")
     made = []
     for named in [{"method": name} for name in methods or []] or [{}]:
-        layers = flags, named, dict(parse_setting(s) for s in settings or [])
+        layers = flags, named, dict(chosen)
         try:
             one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
         except EdblError as error:
             if len(methods or []) < 2:
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
-        if phases is not None and not one.stream.phased:
-            raise EdblError(f"--phases means nothing to protocol {one.stream.protocol}; leave it out")
-        if order is not None and one.stream.protocol == "tasks":
-            raise EdblError("--order means nothing to protocol tasks, which is an order itself; leave it out")
+        keys = Recipe.keys(one.method)
+        asked = {resolve(key, keys) for key, _ in chosen}
+        if twice := sorted(asked & {*flags, *named}):
+            raise EdblError(f"{twice[0]} is given twice, once by --set")
+        if idle := sorted((asked | {*flags}) & one.stream.idle):
+            name = f"--{idle[0].removeprefix('stream.')}" if idle[0] in flags else idle[0]
+            raise EdblError(f"{name} means nothing to protocol {one.stream.protocol}; leave it out")
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
@@ -208,7 +230,10 @@ def report(
 def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None) -> None:
     """Learn scikit-learn's digits in 5 tasks with basic RKD and with EDBL, and compare them."""
     from edbl.demo import recipes
+    from edbl.engine.run import resume
     from edbl.engine.run import run as start
+    from edbl.recipe import RECIPE, Recipe
+    from edbl.records import RECORD
 
     folder = out or _free(Path("runs/demo"))
     console.print(
@@ -217,8 +242,12 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
     )
     made = recipes()
     for recipe in made:
-        with _bars(folder / recipe.method) as progress:
-            start(recipe, folder / recipe.method, progress=progress)
+        place = folder / recipe.method
+        with _interruptible(lambda: f"{command('demo', '--out', folder)} goes on"), _live() as progress:
+            if (place / RECORD).exists() and Recipe.read(place / RECIPE) == recipe:
+                resume(place, progress=progress)
+            else:
+                start(recipe, place, progress=progress)
     _finish([folder / recipe.method for recipe in made], folder / "report.html")
 
 
@@ -239,7 +268,7 @@ def learn(
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
     device: Device = "auto",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of images to hold out. Default: 0.1.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
     relabel: Annotated[
@@ -371,9 +400,10 @@ def rename(
 ) -> None:
     """Give a class of a model another name."""
     from edbl.app.learn import rename as give
+    from edbl.app.photos import class_name
 
     give(model, old, new)
-    console.print(f"'{old}' is '{new}' now", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"'{class_name(old)}' is '{class_name(new)}' now", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -552,7 +582,10 @@ def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Data
     """Download a data set, resuming what was begun, and check it."""
     from edbl.data import datasets, download
 
-    for remote in datasets.source(name).files:
+    files = datasets.source(name).files
+    if not files:
+        console.print(f"{name} needs no download", highlight=False)
+    for remote in files:
         told = f"{download.fetch(remote, download.data_dir(data_dir))} is complete"
         console.print(told, markup=False, highlight=False, soft_wrap=True)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from edbl.errors import EdblError, unknown
 
 T = TypeVar("T")
@@ -53,6 +55,8 @@ class Leaf:
 
 def _fit(kind: Any, value: object) -> Any:
     """Return ``value`` converted to ``kind`` where nothing is lost, else None."""
+    if isinstance(value, np.generic):  # such as what a loop over an array gives
+        value = value.item()
     origin = get_origin(kind)
     if origin is Literal:
         return next((c for c in get_args(kind) if str(c) == str(value)), None)

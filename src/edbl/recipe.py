@@ -67,9 +67,15 @@ class StreamSettings:
     order: str | tuple[str, ...] = option("natural", "class order: natural, a seed, or all classes in a list")
 
     @property
+    def idle(self) -> set[str]:
+        """Keys that mean nothing to the protocol."""
+        parts = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}}.get(self.protocol, {"phases", "order"})
+        return {f"stream.{f.name}" for f in fields(self) if f.name not in parts | {"protocol"}}
+
+    @property
     def phased(self) -> bool:
         """Whether ``phases`` says how many tasks there are."""
-        return self.protocol in ("base0", "base-half")
+        return "stream.phases" not in self.idle
 
 
 @dataclass(frozen=True)
@@ -178,14 +184,14 @@ class Recipe(_Common):
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
 
     @classmethod
-    def read(cls, path: Path, *layers: Mapping[str, object]) -> Self:
+    def read(cls, path: Path | str, *layers: Mapping[str, object]) -> Self:
         """Read a recipe file; values of ``layers`` win over it.
 
         The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
         was begun may not. With another method than the file's, the preset gives the options that this one has more.
         """
         try:
-            tree = tomllib.loads(path.read_text(encoding="utf-8"))
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as error:
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
         except ValueError as error:  # also of bytes that are no text, and of numbers with thousands of digits

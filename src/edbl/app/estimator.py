@@ -42,7 +42,7 @@ SMALL = 16  # pixels: side of images up to which the net is `small`
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
-IDLE = ("stream.", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # recipe keys without effect here
+IDLE = ("stream.", "preset", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # keys without effect
 WEIGHTS = ("estimator.safetensors", "estimator.safetensors.new")
 TRIES = 5  # to read what another process may be saving
 PARAMETERS = {  # recipe keys that are parameters of the estimator
@@ -372,7 +372,9 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
         for key in options:
             if key.startswith(IDLE):
-                raise ValueError(f"'{key}' has no effect here: samples are those that are given; leave it out")
+                raise ValueError(
+                    f"'{key}' has no effect here: samples are those that are given, epochs a parameter; leave it out"
+                )
         _choice("readout", self.readout, READOUTS)
         vectors = isinstance(read, _Vectors)
         backbone = self.backbone

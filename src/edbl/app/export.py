@@ -117,7 +117,7 @@ def _scorer(head: Head) -> Scorer:
 
 def export(
     model: Model,
-    path: Path,
+    path: Path | str,
     *,
     backbone: nn.Module | None = None,
     mean: Sequence[float] = (),
@@ -132,6 +132,7 @@ def export(
     its input, and ``images`` (uint8, ``[n, c, h, w]``) are exemplars to check on; else the model's own serve.
     The better ``readout``, if it is not the method's, and ``settings`` go into the file's metadata.
     """
+    path = Path(path)
     _refuse_place(path)
     _refuse_model(model)
     if images is None:
@@ -159,8 +160,9 @@ def export(
     return worst
 
 
-def export_folder(folder: Path, path: Path) -> tuple[Model, float]:
+def export_folder(folder: Path | str, path: Path | str) -> tuple[Model, float]:
     """Write the model in ``folder`` to ``path``, and return it and the most by which an output differed."""
+    folder, path = Path(folder), Path(path)
     _refuse_place(path)
     store.settle(folder)
     contents, model = open_model(folder, "cpu")

@@ -299,9 +299,10 @@ def _moved(
     if moved and not request.relabel:
         photo, _, name = moved[0]
         named = first([f"{shown(p.path)}, given as '{p.name}', kept as '{owner}'" for p, _, owner in moved])
+        renamed = f"; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         raise EdblError(
             f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
-            f"with --relabel; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
+            f"with --relabel{renamed if photo.name not in bundle.names else ''}"
         )
     gone = {f"{digest}.png" for _, digest, _ in moved}
     if bare := [known.name for known in bundle.classes if known.exemplars and gone.issuperset(known.exemplars)]:
@@ -630,6 +631,8 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         for name in names:
             if name not in found.names:
                 raise unknown("class", name, found.names)
+        if len(found.names) > 1 and set(names) == set(found.names):
+            raise EdblError(f"these are all classes of {folder}; delete the model instead")
         _refuse_begun(folder)
         contents, model = open_model(folder, device, without=names)
         x, labels = held_out(contents)

@@ -225,7 +225,7 @@ def _cifar_folder(folder: Path, kind: _Cifar) -> Path:
         download.extract_tar(folder / kind.remote.name, folder, kind.top)
         absent = [name for name in wanted if not (place / name).is_file()]
     if absent and place.is_dir():
-        raise EdblError(f"{place} lacks {', '.join(absent)}: run `edbl data fetch {kind.remote.dataset}`")
+        raise EdblError(f"{place} lacks {', '.join(absent)}: run {download.fetch_command(kind.remote, folder)}")
     if absent:
         raise download.missing(kind.remote, folder)
     return place

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from edbl.errors import EdblError
+from edbl.errors import EdblError, command
 
 TIMEOUT = 30.0  # seconds without a single byte
 CHUNK = 1 << 18  # bytes read at once
@@ -51,10 +51,16 @@ def at_home(path: Path) -> Path:
         ) from error
 
 
+def fetch_command(remote: Remote, folder: Path) -> str:
+    """Return the command that fetches a data set to ``folder``."""
+    place = [] if folder == data_dir() else ["--data-dir", folder]
+    return command("data", "fetch", remote.dataset, *place)
+
+
 def missing(remote: Remote, folder: Path) -> EdblError:
     """Return the error for a file that is not there."""
     return EdblError(
-        f"{remote.name} is not in {folder}: run `edbl data fetch {remote.dataset}`,\n"
+        f"{remote.name} is not in {folder}: run {fetch_command(remote, folder)},\n"
         f"or download {remote.url} and put it at {folder / remote.name}"
     )
 
@@ -68,7 +74,7 @@ def verify(remote: Remote, folder: Path) -> None:
     if found != remote.md5:
         raise EdblError(
             f"{path} is damaged or not the official file: its md5 sum is {found}, not {remote.md5}\n"
-            f"delete it and run `edbl data fetch {remote.dataset}`"
+            f"delete it and run {fetch_command(remote, folder)}"
         )
 
 
@@ -86,7 +92,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         part.unlink()
         raise EdblError(
             f"what {remote.url} sent is not the official file: its md5 sum is {found}, not {remote.md5}\n"
-            f"it was removed; try `edbl data fetch {remote.dataset}` again, or put the right file at {target}"
+            f"it was removed; try {fetch_command(remote, folder)} again, or put the right file at {target}"
         )
     os.replace(part, target)
     return target
@@ -176,7 +182,7 @@ def _read(response: Any, remote: Remote, folder: Path) -> bytes:
 def _unreachable(remote: Remote, folder: Path, reason: str) -> EdblError:
     return EdblError(
         f"cannot download {remote.name} from {remote.url}: {reason}\n"
-        f"run `edbl data fetch {remote.dataset}` again to go on, or put the file at {folder / remote.name} by hand"
+        f"run {fetch_command(remote, folder)} again to go on, or put the file at {folder / remote.name} by hand"
     )
 
 

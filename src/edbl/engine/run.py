@@ -104,7 +104,8 @@ def _tidy(checkpoints: Checkpoints, done: Record) -> None:
 
 
 def _taken(folder: Path) -> EdblError:
-    return EdblError(f"output folder {folder} exists already; use {command('resume', folder)} or another --out")
+    instead = f"{command('resume', folder)} or " if (folder / records.RECORD).exists() else ""
+    return EdblError(f"output folder {folder} exists already; use {instead}another --out")
 
 
 def is_free(folder: Path) -> bool:
