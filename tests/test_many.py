@@ -234,7 +234,10 @@ def test_missing_data_are_said_once_before_anything_starts(cli: Cli, tmp_path: P
     places = ["--runs", tmp_path / "runs", "--results", tmp_path / "results", "--data-dir", tmp_path / "data"]
     done = cli("reproduce", "table1", *places)
     assert (done.code, done.out) == (2, "")
-    assert [done.err.count(f"run `edbl data fetch {name}`") for name in ("cifar100", "tiny-imagenet")] == [1, 1]
+    assert [done.err.count(f"run `edbl data fetch {name} --data-dir") for name in ("cifar100", "tiny-imagenet")] == [
+        1,
+        1,
+    ]
     assert not (tmp_path / "runs").exists()
 
 

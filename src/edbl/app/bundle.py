@@ -193,8 +193,7 @@ def read(folder: Path) -> Bundle:
         if folder.exists() and not folder.is_dir():
             raise EdblError(f"{folder} is a file; give the folder of a model")
         what = "holds no model: it has no model.json" if folder.is_dir() else "does not exist"
-        made = "" if folder.is_dir() and any(folder.iterdir()) else f"; {command('learn', folder, 'FOLDER')} makes one"
-        raise EdblError(f"{folder} {what}{made}")
+        raise EdblError(f"{folder} {what}; {command('learn', folder, 'FOLDER')} makes one")
     for name in (EXEMPLARS, VALIDATION, INCREMENT):
         if (folder / name).is_symlink():
             raise EdblError(
