@@ -103,7 +103,6 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Learn a data set class by class; several methods or seeds side by side."""
-    from edbl.config import resolve
     from edbl.recipe import Recipe, parse_setting
 
     given = {
@@ -134,18 +133,25 @@ def run(
             if len(methods or []) < 2:
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
-        keys = Recipe.keys(one.method)
-        asked = {resolve(key, keys) for key, _ in chosen}
-        if twice := sorted(asked & {*flags, *named}):
-            raise EdblError(f"{twice[0]} is given twice, once by --set")
-        if idle := sorted((asked | {*flags}) & one.stream.idle):
-            name = f"--{idle[0].removeprefix('stream.')}" if idle[0] in flags else idle[0]
-            raise EdblError(f"{name} means nothing to protocol {one.stream.protocol}; leave it out")
+        _refuse_contradictions(one, {*flags, *named}, [key for key, _ in chosen])
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
     else:
         _run_many(made, out, at_once, data_dir)
+
+
+def _refuse_contradictions(recipe: "Recipe", options: set[str], settings: list[str]) -> None:
+    """Refuse a key that both an option and ``--set`` give, and one that means nothing to the protocol."""
+    from edbl.config import resolve
+
+    keys = recipe.keys(recipe.method)
+    asked = {resolve(key, keys) for key in settings}
+    if twice := sorted(asked & options):
+        raise EdblError(f"{twice[0]} is given twice, once by --set")
+    if idle := sorted((asked | options) & recipe.stream.idle):
+        name = f"--{idle[0].removeprefix('stream.')}" if idle[0] in options else idle[0]
+        raise EdblError(f"{name} means nothing to protocol {recipe.stream.protocol}; leave it out")
 
 
 def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
