@@ -1,6 +1,7 @@
 """Batch normalisation whose statistics, after a task, are those of unmixed images."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from edbl.data.images import Images
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Stream, Task
 from edbl.engine.checkpoint import Checkpoints, Saved
-from edbl.engine.fit import Loop
+from edbl.engine.fit import SHOWN, Loop
 from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
 from edbl.methods.base import Draw
@@ -131,3 +132,17 @@ def test_statistics_of_a_task_before_the_last_do_not_come_back(tmp_path: Path) -
     assert other.learnt
     other.learn(Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1], Checkpoints(tmp_path / "b"))
     assert not other.learnt
+
+
+def test_what_is_shown_is_augmented_drawn_by_its_place_and_no_more_than_needed() -> None:
+    images: Images = Stream(datasets.load("digits"), range(10), [10], CPU)[0].train
+    assert len(images) // 8 > SHOWN
+    seeds = []
+    for place in ("here", "there"):
+        transform, net = Mock(), Mock()
+        loop = Loop(transform, Seeds(0), Progress(), bf16=False, graph=False)
+        loop.show(net, Draw(images, Uniform(len(images), 8)), (place,))
+        assert net.call_count == transform.augment.call_count == SHOWN
+        assert all(call.args == (transform.augment.return_value,) for call in net.call_args_list)
+        seeds.append(transform.augment.call_args.args[1].initial_seed())
+    assert seeds == [Seeds(0).number("here"), Seeds(0).number("there")]

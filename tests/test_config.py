@@ -187,6 +187,14 @@ def test_rates_of_a_schedule() -> None:
         assert schedule.rate(epoch, warmup=0) == pytest.approx(expected)
 
 
+def test_a_cosine_begins_with_the_first_epoch_also_of_a_warm_up() -> None:
+    schedule = Schedule(10, 0.1, (), shape="cosine")
+    for warmup in (0, 3):
+        for epoch in range(warmup, 10):
+            expected = 0.1 * (1 + math.cos(math.pi * epoch / 10)) / 2
+            assert schedule.rate(epoch, warmup) == pytest.approx(expected)
+
+
 def test_warmup_rises_evenly_from_a_third() -> None:
     schedule = Schedule(150, 0.3, (60, 100, 130))
     rates = [schedule.rate(epoch, warmup=5) for epoch in range(7)]
@@ -571,6 +579,8 @@ def test_digits_have_small_batches_with_few_old_images() -> None:
         ("cifar10", {}, 1, 0.1),
         ("cifar10", {"stream.phases": 2}, 1, 0.01),
         ("cifar10", {"memory": "total=2000"}, 32, 0.1),
+        ("cifar10", {"memory": "per_class=199"}, 1, 0.1),
+        ("cifar10", {"memory": "per_class=200"}, 32, 0.1),
     ],
 )
 def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, object], min_old: int, rate: float) -> None:

@@ -174,6 +174,7 @@ def test_killed_and_resumed_equals_uninterrupted(method: str, share: float, base
     resumed = resume(tmp_path / "killed", progress=left)
     assert left.steps < steps - at + 50, "finished epochs are not trained again"
     assert same(last_state(folder, record).tensors, last_state(tmp_path / "killed", resumed).tensors)
+    assert resumed.losses == record.losses
     for readout in ("cnn", "nme"):
         for ours, theirs in zip(resumed.confusions[readout], record.confusions[readout], strict=True):
             np.testing.assert_array_equal(ours, theirs)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -210,6 +211,20 @@ def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli
     (folder / "recipe.toml").write_text(text.replace("kd_growth = 0.0\n", ""))  # older than that option
     assert paper.is_kept(folder, plan.recipe)
     assert not paper.is_kept(folder, Recipe.of(plan.recipe.values(), {"options.kd_growth": 0.5}))
+    assert [found.seed for found in paper.found(tmp_path / "results", DIGITS, ROWS[0])] == [0, 1]
+    records.write(replace(records.read(folder), status="running"), folder)
+    assert not paper.is_kept(folder, plan.recipe)
+    assert [found.seed for found in paper.found(tmp_path / "results", DIGITS, ROWS[0])] == [1]
+
+
+def test_what_is_kept_counts_once_all_of_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = ROOT / "results" / "cifar10-four" / "edbl-seed0"
+    write = Mock()
+    monkeypatch.setattr("edbl.report.paper.write_atomic", write)
+    paper.keep(kept, tmp_path / "results", EXPERIMENTS["table3"])
+    written = [call.args[0].name for call in write.call_args_list]
+    assert len(written) > 1
+    assert written.index("record.json") == len(written) - 1
 
 
 @pytest.mark.usefixtures("tiny")

@@ -292,6 +292,15 @@ def test_classes_after_a_removed_one_move_up(number: int, labels: list[int], pix
 @pytest.mark.parametrize(
     ("budget", "kept"), [(Budget("total", 4), 2), (Budget("total", 3), 1), (Budget("per_class", 1), 1)]
 )
+def test_choosing_again_keeps_the_quota_of_the_last_class(budget: Budget, kept: int) -> None:
+    memory = three_classes(budget)
+    memory.choose_again({2}, lambda images: torch.stack([images.x.flatten().float(), torch.ones(len(images))], 1))
+    assert [len(images) for images in memory.classes] == [kept, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"), [(Budget("total", 4), 2), (Budget("total", 3), 1), (Budget("per_class", 1), 1)]
+)
 def test_choosing_again_keeps_the_quota_among_all_classes(budget: Budget, kept: int) -> None:
     memory = three_classes(budget)
     memory.choose_again({0}, lambda images: torch.stack([images.x.flatten().float(), torch.ones(len(images))], 1))

@@ -1,6 +1,7 @@
 """A model that goes on learning: more images of classes that it knows, with every kind of method."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -140,6 +141,15 @@ def test_new_classes_of_one_image_are_not_corrected_away() -> None:
     head = made.learner.net.head
     assert isinstance(head, CorrectedHead)
     assert head.correction.tolist() == [1, 0]
+
+
+def test_nothing_is_distilled_when_all_classes_are_learnt_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = model("rkd")
+    learn(made, {"a": (15, 0), "b": (15, 60)})
+    learn(made, {"c": (15, 120)})
+    assert made.method.teacher is not None
+    monkeypatch.setattr(made.method, "distill", Mock(side_effect=AssertionError))
+    learn(made, {"a": (15, 200)})
 
 
 def test_clean_statistics_are_those_of_what_was_learnt_last() -> None:

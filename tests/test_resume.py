@@ -11,14 +11,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from torch import Tensor
 
 from edbl import EdblError, Recipe, Record, records, resume, run
+from edbl.data import datasets
+from edbl.data.images import Images
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.progress import Progress
+from edbl.engine.run import fingerprint
 from edbl.engine.step import Step
 from edbl.files import lock, write_atomic
 from tests.conftest import Cli, full_disk
@@ -75,6 +79,8 @@ def whole(whole_folder: Path) -> Record:
 
 
 def assert_same(first: Record, second: Record) -> None:
+    assert first.losses == second.losses
+    assert len(first.seconds) == len(first.timings) == len(first.losses)
     for readout in ("cnn", "nme"):
         for ours, theirs in zip(first.confusions[readout], second.confusions[readout], strict=True):
             np.testing.assert_array_equal(ours, theirs)
@@ -127,6 +133,20 @@ def test_finished_epochs_are_not_trained_again(tmp_path: Path, whole: Record) ->
     trained = Trained()
     assert_same(resume(folder, progress=trained), whole)
     assert trained.epochs[0] == (1, "balance", 2)
+
+
+@pytest.mark.parametrize(("phase", "epoch"), [("balance", 0), ("train", 2)])
+def test_the_time_before_a_kill_counts(phase: str, epoch: int, tmp_path: Path) -> None:
+    folder = killed(tmp_path / "run", 1, phase, epoch)
+    checkpoints = Checkpoints(folder / "checkpoints")
+    for name in checkpoints.names():
+        saved = checkpoints.load(name)
+        if saved is not None and "timings" in saved.values:
+            saved.values["timings"]["train"] += 1000
+            checkpoints.save(name, saved)
+    resumed = resume(folder)
+    assert resumed.timings[1]["train"] > 1000 > resumed.timings[2]["train"]
+    assert resumed.seconds[1] > 1000
 
 
 def test_a_record_tells_of_two_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,6 +389,19 @@ def test_a_recipe_that_has_changed_is_noticed(
             resume(folder)
     else:  # how it computes may change
         assert_same(resume(folder), whole)
+
+
+def test_a_fingerprint_is_of_all_images_and_labels() -> None:
+    digits = datasets.load("digits")
+    found = {fingerprint(digits)}
+    for part in ("train", "test"):
+        images: Images = getattr(digits, part)
+        for key in ("x", "y"):
+            values = getattr(images, key).clone()
+            values.view(-1)[-1] += 1
+            changed: dict[str, Any] = {part: replace(images, **{key: values})}
+            found.add(fingerprint(replace(digits, **changed)))
+    assert len(found) == 5
 
 
 def test_other_images_are_noticed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 
 from edbl import Recipe
 from edbl.data import datasets
+from edbl.data.samplers import Uniform
 from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.sgd import SGD
@@ -41,6 +42,31 @@ def test_a_slow_backbone(tmp_path: Path) -> None:
     assert moved(plain) > 0
     heads = [{k: v for k, v in state.items() if k.startswith("head.")} for state in (frozen, slow, plain)]
     assert all(not torch.equal(heads[0][k], heads[1][k]) for k in heads[0])
+
+
+def test_each_epoch_and_task_draws_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = Uniform.__call__
+    drawn: list[list[int]] = []
+
+    def watched(sampler: Uniform, generator: torch.Generator) -> torch.Tensor:
+        batches = draw(sampler, generator)
+        drawn.append(batches.flatten().tolist())
+        return batches
+
+    monkeypatch.setattr(Uniform, "__call__", watched)
+    rows: list[torch.Tensor] = []
+    for again in range(2):
+        small = {"net.backbone": "mlp", "schedule.epochs": 3, "optim.steps": 1, "schedule.lr": 0.0}
+        learner = learner_of(Recipe.build("finetune", data="digits", preset="quick", **small))
+        stream = Stream(datasets.load("digits"), range(10), [5, 5], torch.device("cpu"))
+        for number in range(2):
+            learner.learn(stream[number], Checkpoints(tmp_path / str(again)))
+        rows += learner.net.head.weight.detach().split(5)
+    assert drawn[:6] == drawn[6:], "by seed, epoch and task"
+    assert len({tuple(epoch) for epoch in drawn}) == 6
+    assert torch.equal(rows[0], rows[2])
+    assert torch.equal(rows[1], rows[3])
+    assert not torch.equal(rows[0], rows[1]), "new classes of each task begin elsewhere"
 
 
 OPTIMS = [
