@@ -671,6 +671,7 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--image-size", "4"], "must be 8 to 1024"),
         (["--validation", "0.9"], "must be a share"),
         (["--seed", "-1"], "must be 0 or more"),
+        (["--method", "rkd", "--set", "gamma=3"], "it is an option of edbl, ib, iib, iib-kd, not of rkd"),
         (["--set", "net.backbone=mlp"], "use --backbone"),
         (["--set", "stream.phases=3"], "a model has no such setting"),
         (["--set", "nonsense"], "write KEY=VALUE"),

@@ -158,7 +158,7 @@ class Recipe(_Common):
         """
         method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
         known = cls.keys(method)
-        checked = {k: v for layer in layers for k, v in _check(layer, known, method).items()}
+        checked = {k: v for layer in layers for k, v in check_values(layer, known, method).items()}
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         kind = find_method(method)
@@ -206,7 +206,7 @@ class Recipe(_Common):
         method = str(given.get("method", "edbl"))
         known = cls.keys(method)
         try:
-            _check(file, known, method)
+            check_values(file, known, method)
         except EdblError as error:
             raise EdblError(f"recipe {path}: {error}") from error
         return cls.of(file, *layers, complete=complete and given.get("method") == file.get("method"))
@@ -227,7 +227,7 @@ class Recipe(_Common):
         return "\n\n".join(blocks) + "\n"
 
 
-def _check(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
+def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
     """Return values by full key, each as its setting's type; an option of other methods is not taken for a typo."""
     for key in values:
         if not config.ends(key, known):

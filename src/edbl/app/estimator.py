@@ -29,7 +29,7 @@ from edbl.engine import environment
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
 from edbl.files import lock, write_atomic
-from edbl.recipe import Recipe
+from edbl.recipe import Recipe, check_values
 from edbl.schedule import Schedule
 
 Array = NDArray[Any]
@@ -367,7 +367,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(given_options, Mapping) or not all(isinstance(key, str) for key in given_options):
             raise ValueError(f"options {self.options!r} are not recipe keys with values, such as {{'optim.warmup': 2}}")
         known = Recipe.keys(self.method)
-        options = config.check({k: _plain(v) for k, v in given_options.items()}, known)
+        options = check_values({k: _plain(v) for k, v in given_options.items()}, known, self.method)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
         for key in options:

@@ -17,11 +17,11 @@ from edbl.app.photos import Photo, usual_size
 from edbl.data.augment import Views
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
-from edbl.errors import EdblError, command, unknown
+from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, Foreign
-from edbl.recipe import Recipe
+from edbl.recipe import Recipe, check_values
 from edbl.schedule import Schedule
 
 MEMORY = "per_class=20"
@@ -206,7 +206,7 @@ def _check_method(name: str) -> None:
 
 def _checked(given: Mapping[str, Any], method: str) -> dict[str, Any]:
     known = Recipe.keys(method)
-    checked = config.check(given, known, command("list", "options", method))
+    checked = check_values(given, known, method)
     for key in checked:
         if key in ELSEWHERE:
             raise EdblError(f"--set {key}: use {ELSEWHERE[key]}")
