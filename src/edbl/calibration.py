@@ -92,6 +92,9 @@ STRONG: Mapping[str, object] = {"options.gamma": 1000.0}
 FOUR_OLD: Mapping[str, object] = {"options.min_old": 4}
 FASTER_BALANCE: Mapping[str, object] = {"options.balance.lr": 0.03}
 OLD_SHARE: Mapping[str, object] = {"options.norm_share": "classes"}
+SOFT: Mapping[str, object] = {"options.temperature": 4.0}
+FIRST_HEAVY: Mapping[str, object] = {"options.kd_weight": 2.0}  # in phase 1 alone
+LONGEST_FIRST: Mapping[str, object] = {"first.task_epochs": 600, "first.task_milestones": (240, 400, 520)}
 
 
 def _epochs(number: int) -> Mapping[str, object]:
@@ -222,7 +225,7 @@ QUESTIONS = (
             "1, 2": {},
             "0.5, 2": {"options.kd_weight": 0.5, "options.balance_kd_weight": 0.5},
             "2, 2": {"options.kd_weight": 2.0, "options.balance_kd_weight": 2.0},
-            "1, 4": {"options.temperature": 4.0},
+            "1, 4": SOFT,
         },
         "1 and 2: all others lose by both read-outs, 0.2 to 1 point.",
         start=FIRST_DECIDED,
@@ -346,7 +349,7 @@ QUESTIONS = (
         "edbl",
         {
             "as it was": {},
-            "temperature 4": {"options.temperature": 4.0},
+            "temperature 4": SOFT,
             "balanced at a rate of 0.03": FASTER_BALANCE,
             "class means of mirror images too": {"evaluation.nme_flips": True},
             "distillation twice as heavy": HEAVY,
@@ -368,6 +371,22 @@ QUESTIONS = (
         "batch normalisation in which old classes have the share of their number (`norm_share`) 3.7 of CNN or more.\n"
         "The first row, by the first seed, had been 0.2 and 0.5 higher with an earlier version of the kernels.",
         start={**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **_epochs(30), **SLOWEST, **STRONG},
+    ),
+    Question(
+        "CIFAR-10, 2 phases: weight of distillation in phase 1 and epochs of the first task, with temperature 4",
+        "edbl",
+        {
+            "as it was": {},
+            "1.5 times as heavy": {"options.kd_weight": 1.5},
+            "twice as heavy": FIRST_HEAVY,
+            "twice as heavy, gamma 3000": {**FIRST_HEAVY, "options.gamma": 3000.0},
+            "twice as heavy, balanced at a rate of 0.03": {**FIRST_HEAVY, **FASTER_BALANCE},
+            "twice as heavy in both phases": HEAVY,
+            "three times as heavy": {"options.kd_weight": 3.0},
+            "temperature 8": {"options.temperature": 8.0},
+            "600 epochs of the first task": LONGEST_FIRST,
+        },
+        start={**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **_epochs(30), **SLOWEST, **STRONG, **SOFT},
     ),
     Question(
         "CIFAR-10, 5 phases: epochs and rate of later tasks",
@@ -452,8 +471,8 @@ def _tag(values: Mapping[str, object]) -> str:
 
     What later questions have in common gets a short name.
     """
-    later = THEN_DECIDED.items() <= values.items()
-    told = {key: value for key, value in values.items() if not (later and key in THEN_DECIDED)}
+    later = {**COSINE, **UNMIXED, **HEAD}.items() <= values.items()
+    told = {key: value for key, value in values.items() if not (later and THEN_DECIDED.get(key) == value)}
     words = ["unmixed-head"] if later else []
     words += [f"{key.rpartition('.')[2]}-{value}" for key, value in told.items() if not key.endswith("milestones")]
     return re.sub(r"[^\w.-]+", "_", "-".join(words)) or "base"
