@@ -168,7 +168,7 @@ def test_cifar_file_of_a_wrong_size(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     text = message("cifar10", tmp_path)
     assert f"{path} is truncated or a wrong file: {len(content):,} bytes" in text
-    assert "delete it and run `edbl data fetch cifar10`" in text
+    assert f"delete it and run `edbl data fetch cifar10 --data-dir {tmp_path}`" in text
 
 
 def test_cifar_label_out_of_range(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_fashion_with_wrong_images(fashion: Path, content: bytes, words: str) ->
     text = message("fashion-mnist", fashion.parent)
     assert str(path) in text
     assert words in text
-    assert "delete it and run `edbl data fetch fashion-mnist`" in text
+    assert f"delete it and run `edbl data fetch fashion-mnist --data-dir {fashion.parent}`" in text
 
 
 def test_fashion_with_a_wrong_label(fashion: Path) -> None:
@@ -469,7 +469,7 @@ def test_tiny_with_wrong_files(
     text = message("tiny-imagenet", tmp_path)
     assert words in text
     assert f"{tmp_path / 'tiny-imagenet-200'}" in text
-    assert "delete it and run `edbl data fetch tiny-imagenet`" in text
+    assert f"delete it and run `edbl data fetch tiny-imagenet --data-dir {tmp_path}`" in text
 
 
 @pytest.mark.parametrize("name", ["wnids.txt", "words.txt", "val/val_annotations.txt"])

@@ -91,6 +91,10 @@ class Source:
     defaults: Mapping[str, object]
 
 
+class _Wrong(EdblError):
+    """A file is damaged, or not what it should be."""
+
+
 def is_folder(name: str) -> bool:
     """Tell whether ``name`` means a folder of images rather than a data set of the registry."""
     if name in DATASETS or not name:
@@ -121,7 +125,11 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
     found = source(name)
     if image_size:
         raise EdblError(f"the image size can only be set for a folder of images, and {name} is none: leave it out")
-    return found.load(download.data_dir(data_dir))
+    folder = download.data_dir(data_dir)
+    try:
+        return found.load(folder)
+    except _Wrong as error:
+        raise EdblError(f"{error}\ndelete it and run {download.fetch_command(name, folder)}") from error
 
 
 def load_cifar10(folder: Path) -> Dataset:
@@ -209,7 +217,7 @@ def _cifar(folder: Path, kind: _Cifar) -> Dataset:
     place = _cifar_folder(folder, kind)
     classes = tuple((place / kind.names).read_text().split())
     if len(classes) != kind.classes:
-        raise _wrong(place / kind.names, f"names {len(classes)} classes, not {kind.classes}", kind.remote)
+        raise _Wrong(f"{place / kind.names} names {len(classes)} classes, not {kind.classes}")
     train = Images.cat([_cifar_file(place / name, kind) for name in kind.train])
     test = _cifar_file(place / kind.test, kind)
     return Dataset(kind.remote.dataset, train, test, classes, _odd_counts(train, test, 50_000, 10_000))
@@ -225,7 +233,7 @@ def _cifar_folder(folder: Path, kind: _Cifar) -> Path:
         download.extract_tar(folder / kind.remote.name, folder, kind.top)
         absent = [name for name in wanted if not (place / name).is_file()]
     if absent and place.is_dir():
-        raise EdblError(f"{place} lacks {', '.join(absent)}: run {download.fetch_command(kind.remote, folder)}")
+        raise EdblError(f"{place} lacks {', '.join(absent)}: run {download.fetch_command(kind.remote.dataset, folder)}")
     if absent:
         raise download.missing(kind.remote, folder)
     return place
@@ -235,18 +243,12 @@ def _cifar_file(path: Path, kind: _Cifar) -> Images:
     raw = np.fromfile(path, np.uint8)
     record = kind.label_bytes + 3 * 32 * 32
     if not raw.size or raw.size % record:
-        raise _wrong(
-            path, f"is truncated or a wrong file: {raw.size:,} bytes are not records of {record:,}", kind.remote
-        )
+        raise _Wrong(f"{path} is truncated or a wrong file: {raw.size:,} bytes are not records of {record:,}")
     rows = torch.from_numpy(raw.reshape(-1, record))  # [n, record]
     y = rows[:, kind.label_bytes - 1].long()
     if int(y.max()) >= kind.classes:
-        raise _wrong(path, f"is a wrong file: its label {int(y.max())} is beyond {kind.classes - 1}", kind.remote)
+        raise _Wrong(f"{path} is a wrong file: its label {int(y.max())} is beyond {kind.classes - 1}")
     return Images(rows[:, kind.label_bytes :].reshape(-1, 3, 32, 32), y)
-
-
-def _wrong(path: Path, what: str, remote: Remote) -> EdblError:
-    return EdblError(f"{path} {what}\ndelete it and run `edbl data fetch {remote.dataset}`")
 
 
 def _odd_counts(train: Images, test: Images, official_train: int, official_test: int) -> tuple[str, ...]:
@@ -272,9 +274,9 @@ def _fashion(images: Path, labels: Path) -> Images:
     x = _idx(images, magic=2051)  # [n, h, w]
     y = _idx(labels, magic=2049)  # [n]
     if x.shape != (len(y), 28, 28):
-        raise _wrong(images, f"does not fit {labels}: its shape is {x.shape}, not {(len(y), 28, 28)}", FASHION[0])
+        raise _Wrong(f"{images} does not fit {labels}: its shape is {x.shape}, not {(len(y), 28, 28)}")
     if y.max() >= len(FASHION_CLASSES):
-        raise _wrong(labels, f"is a wrong file: its label {y.max()} is beyond {len(FASHION_CLASSES) - 1}", FASHION[0])
+        raise _Wrong(f"{labels} is a wrong file: its label {y.max()} is beyond {len(FASHION_CLASSES) - 1}")
     padded = functional.pad(torch.from_numpy(x).unsqueeze(1), (2, 2, 2, 2))  # [n, 1, 32, 32]
     return Images(padded, torch.from_numpy(y).long())
 
@@ -286,12 +288,12 @@ def _idx(path: Path, magic: int) -> npt.NDArray[np.uint8]:
         try:
             raw = gzip.decompress(raw)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _wrong(path, f"is damaged or truncated ({error})", FASHION[0]) from error
+            raise _Wrong(f"{path} is damaged or truncated ({error})") from error
     start = 4 + 4 * (magic % 256)
     header = struct.unpack(f">{start // 4}I", raw[:start]) if len(raw) >= start else (0,)
     shape = header[1:]
     if header[0] != magic or len(raw) - start != math.prod(shape) or len(raw) == start:
-        raise _wrong(path, f"is truncated or no idx file: {len(raw):,} bytes with magic number {header[0]}", FASHION[0])
+        raise _Wrong(f"{path} is truncated or no idx file: {len(raw):,} bytes with magic number {header[0]}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
 
 
@@ -307,9 +309,9 @@ class _TinyFiles:
         try:
             return self.read(name)
         except (KeyError, FileNotFoundError) as error:
-            raise _wrong(self.where, f"is incomplete: it has no {name}", TINY) from error
+            raise _Wrong(f"{self.where} is incomplete: it has no {name}") from error
         except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise _wrong(self.where, f"is damaged at {name} ({error})", TINY) from error
+            raise _Wrong(f"{self.where} is damaged at {name} ({error})") from error
 
     def lines(self, name: str) -> list[list[str]]:
         """Return the tab-separated fields of a text file."""
@@ -322,9 +324,9 @@ class _TinyFiles:
             with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
                 pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         except Exception as error:  # Pillow answers damaged files with exceptions of every kind
-            raise _wrong(self.where, f"has a damaged image, {name} ({error})", TINY) from error
+            raise _Wrong(f"{self.where} has a damaged image, {name} ({error})") from error
         if pixels.shape != (3, 64, 64):
-            raise _wrong(self.where, f"has an image that is not 64x64, {name}", TINY)
+            raise _Wrong(f"{self.where} has an image that is not 64x64, {name}")
         return pixels
 
 
@@ -345,9 +347,9 @@ def _decode_tiny(files: _TinyFiles) -> Dataset:
     test = [(f"tiny-imagenet-200/val/images/{f[0]}", f[1]) for f in files.lines("val/val_annotations.txt") if f[1:]]
     for name, wnid in (*train, *test):
         if wnid not in label:
-            raise _wrong(files.where, f"gives {name} the class {wnid}, which wnids.txt does not have", TINY)
+            raise _Wrong(f"{files.where} gives {name} the class {wnid}, which wnids.txt does not have")
     if not train or not test:
-        raise _wrong(files.where, "is incomplete: it has no training or no validation images", TINY)
+        raise _Wrong(f"{files.where} is incomplete: it has no training or no validation images")
     splits = [
         Images(
             _tiny_pixels(files, [name for name, _ in split], title), torch.tensor([label[wnid] for _, wnid in split])

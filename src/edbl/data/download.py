@@ -51,16 +51,16 @@ def at_home(path: Path) -> Path:
         ) from error
 
 
-def fetch_command(remote: Remote, folder: Path) -> str:
+def fetch_command(dataset: str, folder: Path) -> str:
     """Return the command that fetches a data set to ``folder``."""
     place = [] if folder == data_dir() else ["--data-dir", folder]
-    return command("data", "fetch", remote.dataset, *place)
+    return command("data", "fetch", dataset, *place)
 
 
 def missing(remote: Remote, folder: Path) -> EdblError:
     """Return the error for a file that is not there."""
     return EdblError(
-        f"{remote.name} is not in {folder}: run {fetch_command(remote, folder)},\n"
+        f"{remote.name} is not in {folder}: run {fetch_command(remote.dataset, folder)},\n"
         f"or download {remote.url} and put it at {folder / remote.name}"
     )
 
@@ -74,7 +74,7 @@ def verify(remote: Remote, folder: Path) -> None:
     if found != remote.md5:
         raise EdblError(
             f"{path} is damaged or not the official file: its md5 sum is {found}, not {remote.md5}\n"
-            f"delete it and run {fetch_command(remote, folder)}"
+            f"delete it and run {fetch_command(remote.dataset, folder)}"
         )
 
 
@@ -92,7 +92,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         part.unlink()
         raise EdblError(
             f"what {remote.url} sent is not the official file: its md5 sum is {found}, not {remote.md5}\n"
-            f"it was removed; try {fetch_command(remote, folder)} again, or put the right file at {target}"
+            f"it was removed; try {fetch_command(remote.dataset, folder)} again, or put the right file at {target}"
         )
     os.replace(part, target)
     return target
@@ -182,7 +182,7 @@ def _read(response: Any, remote: Remote, folder: Path) -> bytes:
 def _unreachable(remote: Remote, folder: Path, reason: str) -> EdblError:
     return EdblError(
         f"cannot download {remote.name} from {remote.url}: {reason}\n"
-        f"run {fetch_command(remote, folder)} again to go on, or put the file at {folder / remote.name} by hand"
+        f"run {fetch_command(remote.dataset, folder)} again to go on, or put the file at {folder / remote.name} by hand"
     )
 
 
