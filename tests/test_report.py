@@ -15,10 +15,11 @@ from rich.console import Console
 
 from edbl import metrics, records
 from edbl.errors import EdblError
+from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.report import plots
 from edbl.report.page import duration, write_report
-from edbl.report.tables import METRICS, Stat, groups, run_table
+from edbl.report.tables import METRICS, Stat, completed, groups, run_table
 
 
 def make(method: str = "edbl", seed: int = 0, tasks: int = 3, **changes: Any) -> Record:
@@ -123,6 +124,29 @@ def test_seeds_of_one_experiment_form_a_group() -> None:
     summaries = [metrics.summary(record.confusions["cnn"], record.task_sizes) for record in found[0].records]
     for metric in METRICS:
         assert found[0].metric("cnn", metric.key) == Stat.of(summary[metric.key] for summary in summaries)
+
+
+def test_an_option_that_is_newer_than_a_record_does_not_set_it_apart() -> None:
+    new = dict(Recipe.build("edbl", "digits").values())
+    old = {key: value for key, value in new.items() if key != "options.norm_share"}
+    changed = {**new, "options.norm_share": "classes"}
+    runs = [make(seed=0, recipe=old), make(seed=1, recipe=new), make(recipe=changed), make("icarl")]
+    assert [(group.label, len(group.records)) for group in groups(completed(runs))] == [
+        ("edbl · options.norm_share=drawn", 2),
+        ("edbl · options.norm_share=classes", 1),
+        ("icarl", 1),
+    ]
+    assert len(groups(runs)) == 4
+
+
+@pytest.mark.parametrize("method", ["gone.py", "of another time"])
+def test_records_of_methods_that_are_not_there(tmp_path: Path, method: str) -> None:
+    one, two = ({"method": method, "seed": 0, **more} for more in ({}, {"options.more": 1}))
+    assert [g.label for g in groups(completed([make(method, recipe=one), make(method, recipe=two)]))] == [
+        f"{method} · options.more=—",
+        f"{method} · options.more=1",
+    ]
+    assert "options.more" in report(tmp_path, make(method, recipe=one), make(method, recipe=two))
 
 
 def test_labels_say_what_differs_and_no_more() -> None:

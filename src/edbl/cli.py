@@ -661,10 +661,10 @@ def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None
     from edbl import records
     from edbl.report.page import write_report
     from edbl.report.plots import save_curves
-    from edbl.report.tables import groups, run_table
+    from edbl.report.tables import completed, groups, run_table
 
     folders = list({folder.resolve(): folder for folder in folders}.values())
-    found = [records.read(folder) for folder in folders]
+    found = completed([records.read(folder) for folder in folders])
     if figure:
         save_curves(groups(found), figure)
     console.print(run_table(found))

@@ -15,7 +15,7 @@ from edbl.errors import EdblError
 from edbl.files import write_atomic
 from edbl.records import Record, read, read_features
 from edbl.report import plots
-from edbl.report.tables import DASH, METRICS, Group, Metric, differing, flat, groups
+from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups
 
 DIGITS = 2
 READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
@@ -41,7 +41,8 @@ def write_report(folders: Sequence[Path], out: Path) -> Path:
     if out.is_dir():
         raise EdblError(f"cannot write the report to '{out}': it is a folder, name a file such as report.html")
     once = {folder.resolve(): folder for folder in folders}
-    runs = [Run(folder, read(folder)) for folder in once.values()]
+    found = completed([read(folder) for folder in once.values()])
+    runs = [Run(folder, record) for folder, record in zip(once.values(), found, strict=True)]
     text = _template().render(**_contents(runs))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,8 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -16,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edbl import metrics
+from edbl.errors import EdblError
 from edbl.records import READOUTS, Record
 
 LABEL_PARTS = 3  # a label names this many differing values of the recipe, more only where it takes more
@@ -174,6 +176,26 @@ class Group:
             readout: [metrics.summary(r.confusions.get(readout, []), r.task_sizes) for r in self.records]
             for readout in READOUTS
         }
+
+
+def completed(records: Sequence[Record]) -> list[Record]:
+    """Return records with the options that are newer than they are: runs without one had its default."""
+    kinds = {(record.method, frozenset(record.recipe)) for record in records}
+    if len(kinds) == len({method for method, _ in kinds}):
+        return list(records)
+    return [
+        replace(record, recipe={**_defaults(str(record.recipe.get("method"))), **record.recipe}) for record in records
+    ]
+
+
+def _defaults(method: str) -> dict[str, object]:
+    """Return the built-in values of a method's recipes; none of a method that is not of this package, or no longer."""
+    from edbl.recipe import Recipe  # here, because it takes a second that few reports need
+
+    with suppress(EdblError):
+        if not method.endswith(".py"):  # a report runs nobody's code
+            return {key: leaf.default for key, leaf in Recipe.keys(method).items()}
+    return {}
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
