@@ -589,7 +589,9 @@ def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, objec
     assert (recipe.options.min_old, recipe.schedule.lr) == (min_old, rate)
 
 
-@pytest.mark.parametrize(("method", "temperature"), [("edbl", 4.0), ("rkd", 4.0), ("bic", 2.0), ("der-net", 5.0)])
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("edbl", 4.0), ("rkd", 4.0), ("mnemonics", 2.0), ("bic", 2.0), ("der-net", 5.0)]
+)
 def test_a_temperature_that_was_chosen_for_rkd_is_no_other_methods(method: str, temperature: float) -> None:
     assert Recipe.build(method, "cifar10", phases=2).values()["options.temperature"] == temperature
 

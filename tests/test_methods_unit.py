@@ -627,11 +627,16 @@ def test_distillation_grows_in_the_first_phase_alone(name: str) -> None:
     assert found[0][1] == found[1][1]
 
 
-@pytest.mark.parametrize(("batch", "new_batch", "steps"), [(10, 10, 3), (16, 16, 1), (64, 30, 1)])
-def test_an_epoch_of_reading_concat_is_a_pass_over_the_new_images(batch: int, new_batch: int, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("batch", "old_batch", "new_batch", "steps"),
+    [(10, 6, 10, 3), (16, 6, 16, 1), (25, 10, 25, 1), (64, 20, 30, 1)],  # 20 of 50 are old: 4, 6.4, 10, all
+)
+def test_an_epoch_of_reading_concat_is_a_pass_over_the_new_images(
+    batch: int, old_batch: int, new_batch: int, steps: int
+) -> None:
     method = re_mkd(batch, reading="concat", min_old=6)
     task = after_first_task(method, [10, 10], [15, 15])
-    assert method.draw(task).sampler == OldNew(20, 30, 6, new_batch, steps=steps)
+    assert method.draw(task).sampler == OldNew(20, 30, old_batch, new_batch, steps=steps)
 
 
 @pytest.mark.parametrize("name", MIXING)

@@ -62,12 +62,13 @@ CALIBRATED = {
 
 
 def values(
-    preset: str, data: str, protocol: str, phases: int, memory: str, schedules: Mapping[str, Schedule], rkd: bool
+    preset: str, data: str, protocol: str, phases: int, memory: str, schedules: Mapping[str, Schedule], squared: bool
 ) -> dict[str, object]:
     """Return the values of a preset for an experiment, by dotted key; a method takes those it knows.
 
-    ``schedules`` are those of the method's further phases, by option; ``balance`` is the paper's second phase. ``rkd``
-    tells whether it distils as the paper does: others have temperatures of their own.
+    ``schedules`` are those of the method's further phases, by option; ``balance`` is the paper's second phase.
+    ``squared`` tells whether it multiplies distillation by the squared temperature: others have temperatures of their
+    own.
     """
     gamma, alpha = TABLE_6.get((data, protocol, phases), (100.0, 5e-6))
     found: dict[str, object] = {"options.gamma": gamma, "options.alpha": alpha}
@@ -93,7 +94,7 @@ def values(
         if (data, protocol, phases) == ("cifar10", "base0", 2):  # the same when many new images come in one task
             train = replace(train.scaled(30), lr=0.01)
             found["options.gamma"] = 1000.0
-            if rkd:
+            if squared:
                 found["options.temperature"] = 4.0
         if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
             train = replace(train, lr=0.01)

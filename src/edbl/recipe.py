@@ -16,7 +16,6 @@ from edbl.data.augment import Transform
 from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.methods.rkd import RKD
 from edbl.nets.backbones import BACKBONES
 from edbl.schedule import FirstTask, Optim, Schedule
 
@@ -171,7 +170,7 @@ class Recipe(_Common):
                 int(cast(int, filled["stream.phases"])),
                 str(filled["memory"]),
                 schedules,
-                issubclass(kind, RKD),
+                squared="options.kd_scale" in known and known["options.kd_scale"].default == "t2",
             )
             own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
             filled |= {k: v for k, v in preset.items() if k in known} | own | checked

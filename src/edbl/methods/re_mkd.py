@@ -1,6 +1,6 @@
 """Re-MKD: distillation on re-sampled, mixed images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edbl.config import option
@@ -58,11 +58,11 @@ class ReMKD(VanillaMKD):
         rounds = self.rounds(task)
         if self.config.reading == "epoch":
             return Draw(plain.data, Pairs(old, new, rounds, batch), PairMixup(self.ratio), old_share(old, new, rounds))
+        natural = OldNew.natural(old, new, batch, self.config.min_old)
         if self.config.reading == "concat":
-            joined = OldNew(old, new, self.config.min_old, min(batch, new), steps=max(1, new // batch))
+            joined = replace(natural, new_batch=min(batch, new), steps=max(1, new // batch))
             share = joined.old_batch / (joined.old_batch + joined.new_batch)
             return Draw(plain.data, joined, VanillaMixup(self.ratio), share)
-        natural = OldNew.natural(old, new, batch, self.config.min_old)
         share = old_share(natural.old_batch, natural.new_batch, rounds)
         return Draw(plain.data, natural, ResamplingMixup(natural.old_batch, rounds, self.ratio), share)
 
