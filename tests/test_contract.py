@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from edbl import Recipe, Record, records, resume, run
+from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.data import datasets
 from edbl.data.images import Dataset, Images
-from edbl.data.stream import Stream
+from edbl.data.stream import Stream, Task
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.learner import Learner
-from edbl.engine.progress import Progress
+from edbl.engine.progress import Count, Progress
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
@@ -56,9 +56,9 @@ def recipe(method: str, protocol: str = "base0", seed: int = 0, **given: object)
     return Recipe.build(method, data="digits", preset="quick", **(quick | given))
 
 
-def learner_of(recipe: Recipe) -> Learner:
+def learner_of(recipe: Recipe, progress: Progress | None = None) -> Learner:
     """Return what the engine builds for a recipe of the digits."""
-    return Learner(recipe, (1, 8, 8), recipe.data.transform(CPU), CPU, Progress())
+    return Learner(recipe, (1, 8, 8), recipe.data.transform(CPU), CPU, progress or Progress())
 
 
 class Learnt(NamedTuple):
@@ -70,10 +70,10 @@ class Learnt(NamedTuple):
     test: Images
 
 
-def learnt(method: str, folder: Path, **given: object) -> Learnt:
+def learnt(method: str, folder: Path, progress: Progress | None = None, /, **given: object) -> Learnt:
     """Learn two tasks, which takes less than a second."""
     quick: dict[str, Any] = {"memory": "total=50", "checkpoint_seconds": 1000, **given}
-    learner = learner_of(recipe(method, **quick))
+    learner = learner_of(recipe(method, **quick), progress)
     stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
     learner.learn(stream[0], Checkpoints(folder))
     old, exemplars = learner.net.frozen(), learner.memory.images
@@ -139,6 +139,38 @@ def test_run_ends_with_a_whole_record(method: str, protocol: str, baseline: Base
     read = records.read(folder)
     assert read.accuracy == record.accuracy
     assert read.recipe["method"] == method
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bar_ends_at_its_end(method: str, tmp_path: Path) -> None:
+    other_first: dict[str, Any] = {"first.task_epochs": 3, "first.task_milestones": (2,)}
+    counter = Count()
+    run(recipe(method, **other_first), tmp_path / "run", progress=counter)
+    assert counter.share == 1
+    learner = learnt(method, tmp_path, counter, **other_first).learner
+    known = learner.memory.images
+    counter.run("classes learnt again", 3, learner.epochs(new=False, first=False), 0)
+    learner.refresh(Task(2, 0, 10, known, known, known), Checkpoints(tmp_path / "again"))
+    assert counter.share == 1
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_gpu_repeats_its_bits_and_its_memory_may_end(
+    again: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    learner = learner_of(recipe("rkd"))
+    task = Stream(datasets.load("digits"), range(10), [5, 5], CPU)[0]
+    if again:
+        learner.learn(task, Checkpoints(tmp_path / "first"))
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(learner, "train", full)
+    with pytest.raises(EdblError, match=r"out of GPU memory; lower optim\.batch"):
+        (learner.refresh if again else learner.learn)(task, Checkpoints(tmp_path / "then"))
+    assert (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark) == (True, False)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

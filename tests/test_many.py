@@ -15,6 +15,7 @@ import pytest
 import torch
 from rich.console import Console
 
+import edbl
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
 from edbl.engine import environment, many
@@ -370,16 +371,21 @@ def test_a_commit_is_that_of_the_package_and_not_of_what_encloses_it(
         ).stdout
 
     monkeypatch.delenv("EDBL_COMMIT", raising=False)
-    monkeypatch.setattr(environment, "__file__", str(tmp_path / "environment.py"))
+    package = tmp_path / "edbl"
+    (package / "methods").mkdir(parents=True)
+    monkeypatch.setattr(edbl, "__file__", str(package / "__init__.py"))
     assert environment.commit() == ""
     git("init")
     git("commit", "--allow-empty", "-m", "of a user")
-    (tmp_path / "environment.py").touch()
+    for name in ("__init__.py", "methods/mine.py"):
+        (package / name).touch()
     assert environment.commit() == ""
-    git("add", "environment.py")
+    git("add", "edbl")
     git("commit", "-m", "of the package")
     assert environment.commit() == git("rev-parse", "HEAD").strip()
-    (tmp_path / "environment.py").write_text("changed")
+    (tmp_path / "notes.txt").touch()
+    assert environment.commit() == git("rev-parse", "HEAD").strip()
+    (package / "methods" / "mine.py").write_text("changed")
     assert environment.commit().endswith("-dirty")
 
 

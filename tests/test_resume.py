@@ -166,6 +166,23 @@ def test_a_record_tells_of_two_devices(tmp_path: Path, monkeypatch: pytest.Monke
     assert (record.device, record.notes[-1]) == (device, "from task 2 on with another")
 
 
+def test_a_record_tells_who_had_it_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"edbl": "1", "torch": "2"}
+    monkeypatch.setattr("edbl.engine.environment.versions", lambda: versions)
+    monkeypatch.setenv("EDBL_COMMIT", "a")
+    folder = killed(tmp_path / "run", task=1, phase="train", epoch=1)
+    monkeypatch.setenv("EDBL_COMMIT", "b")
+    for epoch in (2, 3):
+        with pytest.raises(Killed):
+            resume(folder, progress=KillIn(1, "train", epoch))
+    monkeypatch.setenv("EDBL_COMMIT", "a")
+    versions["torch"] = "3"
+    with pytest.raises(Killed):
+        resume(folder, progress=KillIn(2, "train", 0))
+    notes = ["from task 2 on by commit b", "from task 2 on by commit a", "from task 2 on under edbl 1, torch 3"]
+    assert resume(folder).notes == notes
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "json", "json values", "delete"])
 def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(tmp_path: Path, whole: Record, damage: str) -> None:
     folder = killed(tmp_path / "run", 1, "train", 3)

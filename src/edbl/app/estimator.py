@@ -337,7 +337,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             except EdblError as error:
                 raise ValueError(str(error)) from error
             new = len(labels) - len(model.names)
-            epochs = model.method.epochs(first=not model.names or not new)
+            epochs = model.learner.epochs(new=new > 0, first=not model.names)
             progress.run(model.method.name, model.increments + 1, epochs, 0)
             model.learn(samples, [str(number) for number in numbers])
             progress.say(f"{len(x)} samples, {new} new classes: {time.monotonic() - began:.1f} s")

@@ -394,7 +394,7 @@ class Increment:
         before = measure(model, kept, kept_labels)
         names = [begun.names[begun.labels[row]] for row in begun.train]
         new = [name for name in begun.names if name not in old]
-        epochs = model.method.epochs(first=not old) if new else model.learner.recipe.schedule.epochs
+        epochs = model.learner.epochs(new=bool(new), first=not old)
         progress.run(f"learning {count(begun.names, 'class')}", begun.number + 1, epochs, 0)
         try:
             model.learn(self.train, names, self.place / CHECKPOINTS)

@@ -40,9 +40,9 @@ def commit() -> str:
     """Return the commit this package runs from: ``EDBL_COMMIT``, or what git says of a checkout, or nothing."""
     if given := os.environ.get("EDBL_COMMIT"):
         return given
-    here = Path(__file__).parent
+    here = Path(edbl.__file__).parent
     try:
-        _git(here, "ls-files", "--error-unmatch", Path(__file__).name)  # not of a repository that only encloses it
+        _git(here, "ls-files", "--error-unmatch", "__init__.py")  # not of a repository that only encloses it
         head = _git(here, "rev-parse", "HEAD")
         return head + ("-dirty" if _git(here, "status", "--porcelain", ".") else "")
     except (OSError, subprocess.SubprocessError):

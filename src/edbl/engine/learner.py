@@ -26,6 +26,17 @@ from edbl.seeds import Seeds
 CPU = torch.device("cpu")
 
 
+@contextmanager
+def _on_gpu() -> Iterator[None]:
+    """Compute the same bits for the same seed on a GPU too; where its memory ends, say what to do."""
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
+        raise EdblError(hint) from error
+
+
 class Learner:
     """What learns, made from a recipe; ``make`` makes its backbone where the recipe's is not wanted."""
 
@@ -89,28 +100,27 @@ class Learner:
         exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
         self.memory.replace(exemplars, self.net.head.classes)
 
+    def epochs(self, new: bool, first: bool) -> int:
+        """Return how many epochs a task takes that brings ``new`` classes, or a refresh, for the time left."""
+        return self.method.epochs(first) if new else self.recipe.first.schedule(self.recipe.schedule).epochs
+
+    @_on_gpu()
     def learn(self, task: Task, checkpoints: Checkpoints) -> tuple[dict[str, float], dict[str, list[float]]]:
         """Learn one task, from where its newest checkpoint left it.
 
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
-        # The same seed must give the same bits on a GPU too.
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         timings: dict[str, float] = {}
         losses: dict[str, list[float]] = {}
         self._as_learnt()
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         clean: Draw | None = None
-        try:
-            for number, phase in enumerate(self.method.phases(task)):
-                if number == 0:
-                    clean = self.method.clean(task, phase.draw)
-                if phase.name in losses:  # and the seeds of its draws are named after it
-                    raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
-                losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
-        except torch.OutOfMemoryError as error:
-            hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
-            raise EdblError(hint) from error
+        for number, phase in enumerate(self.method.phases(task)):
+            if number == 0:
+                clean = self.method.clean(task, phase.draw)
+            if phase.name in losses:  # and the seeds of its draws are named after it
+                raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
+            losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
         if clean:
             with stopwatch(timings, "clean"):
                 self._show(task, clean)
@@ -119,6 +129,7 @@ class Learner:
             self.method.end(task)
         return timings, losses
 
+    @_on_gpu()
     def refresh(self, task: Task, checkpoints: Checkpoints) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -89,13 +90,27 @@ def _go_on(folder: Path, record: Record, data_dir: Path | None, progress: Progre
         raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or {anew}")
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
-    since = f"from task {len(record.seconds) + 1} on"
-    if (commit := environment.commit()) != record.commit:
-        record.notes = [*record.notes, f"{since} by commit {commit or 'unknown'}"]
-    if (device := environment.describe(session.learner.device)) != record.device:
-        record.notes = [*record.notes, f"{since} with {device}"]
+    record.notes = [*record.notes, *_changes(record, session.new_record())]
     sweep(folder)
     return session.go(folder, record)
+
+
+def _changes(record: Record, now: Record) -> list[str]:
+    """Return notes on what goes on with a run and is not what had it last."""
+    notes = []
+    for by, first, here in (
+        ("by commit", record.commit, now.commit),
+        ("with", record.device, now.device),
+        ("under", _listed(record.versions), _listed(now.versions)),
+    ):
+        told = [note.partition(f" on {by} ")[2] for note in record.notes if f" on {by} " in note]
+        if (here or "unknown") != (told[-1] if told else first or "unknown"):
+            notes.append(f"from task {len(record.seconds) + 1} on {by} {here or 'unknown'}")
+    return notes
+
+
+def _listed(versions: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _tidy(checkpoints: Checkpoints, done: Record) -> None:

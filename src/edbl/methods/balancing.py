@@ -47,10 +47,6 @@ class Balancing(RKD):
 
     config: Config
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of both phases."""
-        return super().epochs(first) + (0 if first else self.config.balance.epochs)
-
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phase of distillation, then the balancing one."""
         draw = self.draw(task)

@@ -138,8 +138,13 @@ class Method:
         return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone, train_mode=train_mode)
 
     def epochs(self, first: bool) -> int:
-        """Return how many epochs a task takes, for the time left; ``first`` is the first task."""
-        return self.first.schedule(self.schedule).epochs if first else self.schedule.epochs
+        """Return how many epochs a task takes, for the time left; ``first`` is the first task.
+
+        Later ones have a phase for each schedule among the method's own settings.
+        """
+        if first:
+            return self.first.schedule(self.schedule).epochs
+        return self.schedule.epochs + sum(s.epochs for s in vars(self.config).values() if isinstance(s, Schedule))
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar."""

@@ -68,10 +68,6 @@ class BiC(Method):
         """Return what is not held out."""
         return Draw(self.learnt, Uniform(len(self.learnt), self.optim.batch)) if task.old else super().draw(task)
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of both phases."""
-        return super().epochs(first) + (0 if first else self.config.bias.epochs)
-
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the usual phase, then that of the correction, if both old and new classes have images for it."""
         if not task.old:

@@ -125,9 +125,9 @@ class DERNet(Method):
             self.balanced = balanced(Images.cat([self.memory.images, task.train]), task.seen, generator)
 
     def epochs(self, first: bool) -> int:
-        """Return the epochs of both stages."""
-        retrained = not first and self.config.classifier == "retrain"
-        return super().epochs(first) + (self.config.tune.epochs if retrained else 0)
+        """Return the epochs of both stages, or of the first alone."""
+        untuned = not first and self.config.classifier != "retrain"
+        return super().epochs(first) - (self.config.tune.epochs if untuned else 0)
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the stage of the features, then that of the head."""

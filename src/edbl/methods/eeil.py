@@ -60,10 +60,6 @@ class EEIL(Method):
         net.register_buffer("noisy_epochs", torch.zeros(()))
         return net
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of both phases."""
-        return super().epochs(first) + (0 if first else self.config.balance.epochs)
-
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the usual phase, with noise anew, then the balanced one, taught by the net that the first one left."""
         self.net.get_buffer("noisy_epochs").zero_()

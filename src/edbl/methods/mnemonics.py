@@ -88,8 +88,10 @@ class Mnemonics(RKD):
 
     def epochs(self, first: bool) -> int:
         """Return the epochs of all phases."""
-        sets = 3 if self.config.adjust_old and not first else 1
-        return super().epochs(first) + sets * self.config.exemplars.epochs
+        more = (
+            1 if first else 2 * self.config.adjust_old
+        )  # sets of exemplars beyond those of new classes in later tasks
+        return super().epochs(first) + more * self.config.exemplars.epochs
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phase of the net, then those of the pixels: new classes, and each half of the old ones."""

@@ -68,10 +68,6 @@ class PODNet(Method):
         """The net's head."""
         return cast(ProxyHead, self.net.head)
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of both phases."""
-        return super().epochs(first) + (0 if first else self.config.tune.epochs)
-
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; proxies of new classes point along centres of their normalised features."""
         if not self.net.backbone.ends:
