@@ -25,7 +25,8 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
-from edbl.app.learn import HELD_KEPT, held_out, increment, measure, open_model
+from edbl.app.learn import HELD_KEPT, increment, measure
+from edbl.app.opening import held_out, open_model
 from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError

@@ -390,7 +390,7 @@ def forget(
 ) -> None:
     """Remove classes from a model, with all images of them."""
     from edbl.app import show
-    from edbl.app.learn import forget as remove
+    from edbl.app.edit import forget as remove
     from edbl.data.folder import count
 
     left = remove(model, classes, device)
@@ -405,7 +405,7 @@ def rename(
     new: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")],
 ) -> None:
     """Give a class of a model another name."""
-    from edbl.app.learn import rename as give
+    from edbl.app.edit import rename as give
     from edbl.app.photos import class_name
 
     give(model, old, new)

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import edbl
 from edbl.app import bundle as store
-from edbl.app.learn import open_model
 from edbl.app.model import Model
+from edbl.app.opening import open_model
 from edbl.app.settings import frozen
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means

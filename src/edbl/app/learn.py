@@ -4,12 +4,11 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +36,12 @@ from edbl.app.bundle import (
     Settings,
 )
 from edbl.app.model import Model
+from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
-from edbl.data.folder import Pixels, count, first, image_notes, in_threads, passing_bar, shown
+from edbl.data.folder import Pixels, bar, count, first, image_notes, in_threads, shown
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
-from edbl.errors import Diverged, EdblError, command, unknown
+from edbl.errors import Diverged, EdblError, command
 from edbl.files import write_atomic
 from edbl.memory import Budget
 from edbl.recipe import Recipe
@@ -132,7 +132,7 @@ def _others(folder: Path, there: bool) -> list[Path]:
 
 
 def _begin(folder: Path, request: Request, device: str, discard: bool, say: Say) -> "Increment | None":
-    base = _load(folder) if store.exists(folder) else None
+    base = load(folder) if store.exists(folder) else None
     if discard:
         if not request.folders and request != Request():
             raise EdblError("--discard alone drops what was begun; with other options, name folders to learn from")
@@ -246,7 +246,7 @@ def _choose(
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
-    base = _without(base, images=moved) if base else None
+    base = leave_out(base, images=moved) if base else None
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:
@@ -257,7 +257,7 @@ def _choose(
     recipe(settings, len(train))  # what --set makes impossible is said before anything is begun
     begun = Begun(
         request=request,
-        began=_now(),
+        began=now(),
         number=base.bundle.increments if base else 0,
         base=base.bundle.weights if base else "",
         settings=settings,
@@ -358,7 +358,7 @@ class Increment:
         self.folder = folder
         self.place = folder / INCREMENT
         self.begun = begun
-        self.base = _without(base, images=begun.moved) if base else None
+        self.base = leave_out(base, images=begun.moved) if base else None
         self.device = device
         self.settings = begun.settings
         self.started = time.monotonic()
@@ -410,7 +410,7 @@ class Increment:
         made = self._bundle(model, made_by, new)
         event = Event(
             kind="learn",
-            date=_now(),
+            date=now(),
             classes=new,
             refreshed=[name for name in begun.names if name in old and name in names],
             images=len(begun.train),
@@ -473,13 +473,13 @@ class Increment:
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
         below = _held_below(self.settings, base)
-        now = _now()
+        date = now()
         exemplars = self._exemplars(model)
         for k, name in enumerate(model.names):
-            entry = known.setdefault(name, Known(name, learnt=now))
+            entry = known.setdefault(name, Known(name, learnt=date))
             learnt = [begun.digests[row] for row in begun.train if begun.names[begun.labels[row]] == name]
             entry.images += len(learnt)
-            entry.refreshed = now if learnt and name not in new else entry.refreshed
+            entry.refreshed = date if learnt and name not in new else entry.refreshed
             places = [_place(self.settings, digest) for digest in learnt]
             entry.held_below = min([*places, below[name]] if name in below else places)
             entry.exemplars = exemplars[k]
@@ -551,168 +551,6 @@ def _sum(views: Tensor) -> Tensor:
     return torch.frombuffer(bytearray(_key(views)), dtype=torch.uint8)
 
 
-def restore(folder: Path, model: Model, contents: Contents) -> None:
-    """Bring a model back as it was."""
-    bundle = contents.bundle
-    labels = [k for k, known in enumerate(bundle.classes) for _ in known.exemplars]
-    exemplars = contents.tensors.get("memory.x")
-    if exemplars is None:
-        exemplars = store.pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size)
-    tensors = {**contents.tensors, "memory.x": exemplars, "memory.y": torch.tensor(labels, dtype=torch.int64)}
-    if len(exemplars) != len(labels):
-        raise store.damaged(folder, store.WEIGHTS, "it holds features of another number of exemplars than model.json")
-    try:
-        model.load(tensors, bundle.names, bundle.sizes)
-    except (RuntimeError, KeyError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise store.damaged(folder, store.WEIGHTS, f"its weights do not fit this model ({reason})") from error
-    model.increments, model.seen_images = bundle.increments, bundle.seen_images
-
-
-def held_out(contents: Contents) -> tuple[Tensor, list[str]]:
-    """Return the held-out images that stay with a model, as it takes them, and their classes."""
-    bundle = contents.bundle
-    labels = [known.name for known in bundle.classes for _ in known.validation]
-    x = contents.tensors.get("validation.x")
-    if x is None:
-        x = store.pick(contents.images, bundle.files(VALIDATION), bundle.settings.image_size)
-    return x, labels
-
-
-def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) -> tuple[Contents, Model]:
-    """Return a model and what is on disk of it; images of classes ``without`` may be missing."""
-    contents = _load(folder, without)
-    contents = _without(contents, without)
-    try:
-        made = Recipe.of(contents.bundle.recipe)
-    except EdblError as error:
-        raise store.damaged(folder, store.MODEL, f"its recipe: {error}") from error
-    model = build(contents.bundle.settings, made, device)
-    restore(folder, model, contents)
-    return contents, model
-
-
-def _load(folder: Path, without: Sequence[str] = ()) -> Contents:
-    """Return what is on disk of a model; pixels only where the model takes them."""
-    frozen = store.read(folder).settings.tune == "head"
-    return store.load(folder, () if frozen else (EXEMPLARS, VALIDATION), without)
-
-
-def _without(contents: Contents, names: Collection[str] = (), images: Collection[str] = ()) -> Contents:
-    """Return a model without all images of classes ``names``, which stay in the net, and without some other images."""
-    if not names and not images:
-        return contents
-
-    def left(known: Known, kind: str) -> list[bool]:
-        return [known.name not in names and file not in images for file in store.of_kind(known, kind)]
-
-    tensors, classes = dict(contents.tensors), contents.bundle.classes
-    for key, kind in (("memory.x", EXEMPLARS), ("validation.x", VALIDATION)):
-        if key in tensors:
-            stay = [one for known in classes for one in left(known, kind)]
-            tensors[key] = tensors[key][torch.tensor(stay, dtype=torch.bool)]
-    thinned = [
-        replace(
-            known,
-            exemplars=list(compress(known.exemplars, left(known, EXEMPLARS))),
-            validation=list(compress(known.validation, left(known, VALIDATION))),
-        )
-        for known in classes
-    ]
-    return Contents(replace(contents.bundle, classes=thinned), tensors, contents.images)
-
-
-def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
-    """Remove classes with all their images, and return what is left."""
-    names = [files.class_name(name) for name in names]
-    found = store.read(folder)
-    with store.locked(folder):
-        started = time.monotonic()
-        for name in names:
-            if name not in found.names:
-                raise unknown("class", name, found.names)
-        if len(found.names) > 1 and set(names) == set(found.names):
-            raise EdblError(f"these are all classes of {folder}; delete the model instead")
-        _refuse_begun(folder)
-        contents, model = open_model(folder, device, without=names)
-        x, labels = held_out(contents)
-        try:
-            whole = open_model(folder, device)[1]  # with exemplars of the classes to forget
-        except EdblError:  # such as lost images
-            whole = model
-        before = measure(whole, x, labels)
-        for name in dict.fromkeys(names):
-            model.forget(name)
-        after = measure(model, x, labels)
-        bundle = contents.bundle
-        bundle.classes = [known for known in bundle.classes if known.name not in names]
-        bundle.sizes = list(model.sizes)
-        event = Event(
-            kind="forget",
-            date=_now(),
-            classes=list(dict.fromkeys(names)),
-            refreshed=[],
-            images=0,
-            exemplars=len(model.memory),
-            seconds=round(time.monotonic() - started, 2),
-            scores=after,
-            before={name: before[name] for name in model.names},
-            after=after,
-        )
-        bundle.history.append(event)
-        bundle.readout = better(event.total(), model.method.readout)
-        tensors = {k: v for k, v in model.tensors().items() if not k.startswith("memory.")}
-        if bundle.settings.tune == "head":
-            tensors |= {"memory.x": model.memory.images.x, "validation.x": x}
-        store.write(folder, bundle, tensors, {})
-        return bundle
-
-
-def rename(folder: Path, old: str, new: str) -> Bundle:
-    """Give a class another name, in the model's history too."""
-    old, new = files.class_name(old), files.class_name(new)
-    store.read(folder)
-    with store.locked(folder):
-        _refuse_begun(folder)
-        contents = store.load(folder)
-        bundle = contents.bundle
-        if old not in bundle.names:
-            raise unknown("class", old, bundle.names)
-        if not new.strip() or new in bundle.names:
-            what = "there is a class of that name already" if new.strip() else "a class needs a name"
-            raise EdblError(f"'{old}' cannot be renamed to '{new}': {what}")
-        next(known for known in bundle.classes if known.name == old).name = new
-        bundle.history = _renamed(bundle.history, old, new)
-        store.write(folder, bundle, contents.tensors, {})
-        return bundle
-
-
-def _renamed(history: Sequence[Event], old: str, new: str) -> list[Event]:
-    """Return a history with another name for a class; events up to one that knew a class of that name stay."""
-
-    def names(given: Sequence[str]) -> list[str]:
-        return [new if name == old else name for name in given]
-
-    def scores(given: Mapping[str, Score]) -> dict[str, Score]:
-        return dict(zip(names(list(given)), given.values(), strict=True))
-
-    def changed(e: Event) -> Event:
-        e = replace(e, classes=names(e.classes), refreshed=names(e.refreshed))
-        return replace(e, scores=scores(e.scores), before=scores(e.before), after=scores(e.after))
-
-    known = [k for k, event in enumerate(history) if new in event.scores or new in event.before]
-    since = known[-1] + 1 if known else 0
-    return [*history[:since], *map(changed, history[since:])]
-
-
-def _refuse_begun(folder: Path) -> None:
-    if store.begun(folder):
-        raise EdblError(
-            f"{folder} has an increment that was begun and not finished\n"
-            f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
-        )
-
-
 def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:
     """Return how often both read-outs are right on images of each class."""
     scores = dict.fromkeys(model.names, Score(0, 0, 0))
@@ -731,13 +569,6 @@ def better(score: Score, own: Readout) -> Readout:
     return "cnn" if score.cnn > score.nme else "nme"
 
 
-@contextmanager
-def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; what it gives is called with how many are done."""
-    with passing_bar(quiet) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda done: progress.update(task, completed=done)
-
-
-def _now() -> str:
+def now() -> str:
+    """Return the date and time, as a model's history has them."""
     return datetime.now(UTC).isoformat(timespec="seconds")

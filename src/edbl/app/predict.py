@@ -9,10 +9,10 @@ import torch
 from edbl.app import photos
 from edbl.app.bundle import Readout, settle
 from edbl.app.extractor import Pretrained
-from edbl.app.learn import bar, open_model
 from edbl.app.model import Model
+from edbl.app.opening import open_model
 from edbl.app.settings import frozen
-from edbl.data.folder import in_threads
+from edbl.data.folder import bar, in_threads
 
 PART = 64  # photos in memory at a time
 

@@ -5,8 +5,9 @@ import time
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -117,6 +118,14 @@ def passing_bar(hidden: bool = False) -> Progress:
     console = Console(stderr=True)
     off = hidden or not console.is_terminal
     return Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
+
+
+@contextmanager
+def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; what it gives is called with how many are done."""
+    with passing_bar(quiet) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 class Walk:
