@@ -342,6 +342,15 @@ def test_a_method_of_ones_own_is_watched_and_found_again(
     )
 
 
+def test_runs_of_a_method_file_that_was_changed_are_not_taken_for_done(cli: Cli) -> None:
+    Path("mine.py").write_text(MINE)
+    assert cli("run", "mine.py", *QUICK, "--seeds", 2, "--at-once", 1, "--out", "all").code == 0
+    Path("mine.py").write_text(MINE + "# changed\n")
+    again = cli("run", "mine.py", *QUICK, "--seeds", 3, "--at-once", 1, "--out", "all")
+    refused(again, "mine.py has changed since run all/mine-seed0 began")
+    assert not Path("all/mine-seed2").exists()
+
+
 def test_method_files_of_the_same_name(cli: Cli) -> None:
     for folder, title in (("a", "one"), ("b", "other")):
         Path(folder).mkdir()

@@ -596,6 +596,42 @@ def test_a_temperature_that_was_chosen_for_rkd_is_no_other_methods(method: str, 
     assert Recipe.build(method, "cifar10", phases=2).values()["options.temperature"] == temperature
 
 
+OWN = """from dataclasses import dataclass
+
+from edbl.config import option
+from edbl.methods.edbl import EDBL
+from edbl.schedule import Schedule
+
+
+class Own(EDBL):
+    '''Options with names that presets know.'''
+
+    name = "own"
+    title = "own"
+    source = "here"
+
+    @dataclass(frozen=True)
+    class Config(EDBL.Config):
+        '''Settings.'''
+
+        gamma: float = option(2.0, "of another kind")
+        counts: int = option(3, "of another type")
+        balance: Schedule = Schedule(epochs=30, lr=0.5, milestones=(20,))
+"""
+
+
+@pytest.mark.parametrize(("preset", "epochs"), [("default", 20), ("paper", 30), ("quick", 4)])
+def test_presets_leave_the_options_of_users_alone(preset: str, epochs: int, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    values = Recipe.build(str(tmp_path / "own.py"), preset=preset).values()
+    assert (values["options.gamma"], values["options.counts"]) == (2.0, 3)
+    assert (values["options.balance.epochs"], values["options.balance.lr"]) == (epochs, 0.5)
+    theirs = Recipe.build("edbl", preset=preset).values()
+    assert values["options.alpha"] == theirs["options.alpha"]  # inherited
+    cifar = Recipe.build(str(tmp_path / "own.py"), "cifar100", preset=preset).values()
+    assert (cifar["options.gamma"], cifar["options.balance.lr"]) == (2.0, 0.5)
+
+
 def test_short_schedules_are_not_lengthened() -> None:
     found = [Recipe.build("mnemonics", "digits", preset=preset).values() for preset in ("default", "quick")]
     assert [values["options.exemplars.epochs"] for values in found] == [5, 4]

@@ -179,13 +179,14 @@ def test_figures_stay_until_the_page_is_made(tmp_path: Path) -> None:
     broken.write_text("{")
     figures = tmp_path / "figures"
     figures.mkdir()
-    (figures / "fig2-of-before.svg").touch()
+    for name in ("curve-of-before.svg", "fig1-of-a-user.svg"):
+        (figures / name).touch()
     with pytest.raises(EdblError, match="not valid JSON"):
         paper.page(tmp_path / "results", figures)
-    assert list(figures.iterdir())
+    assert len(list(figures.iterdir())) == 2
     broken.unlink()
     paper.page(tmp_path / "results", figures)
-    assert not list(figures.iterdir())
+    assert [figure.name for figure in figures.iterdir()] == ["fig1-of-a-user.svg"]
 
 
 @pytest.mark.usefixtures("tiny")
@@ -334,6 +335,20 @@ def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None
     assert refused.code == 2
     assert "there is no place for the table" in refused.err
     assert readme.read_text() == "No marks."
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_page_of_the_users_is_not_overwritten(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "calibration.md").write_text("My notes.")
+    words = ["results", "--results", tmp_path / "mine", "--out", tmp_path / "page.md"]
+    done = cli(*words)
+    assert (done.code, "calibration.md is not by `edbl results`" in done.err) == (2, True)
+    assert (tmp_path / "calibration.md").read_text() == "My notes."
+    assert not (tmp_path / "page.md").exists()
+    (tmp_path / "calibration.md").unlink()
+    for _ in range(2):
+        assert cli(*words).code == 0
 
 
 def test_the_page_of_results_is_up_to_date(tmp_path: Path) -> None:

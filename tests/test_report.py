@@ -294,6 +294,29 @@ def test_recipes_show_what_differs(tmp_path: Path) -> None:
 
 def test_different_images_are_noted(tmp_path: Path) -> None:
     assert "did not all have the same images" in report(tmp_path, make(), make(seed=1, data_fingerprint="other"))
+    held_out = {"method": "edbl", "data.holdout": 0.1}
+    split = [make(seed=seed, data_fingerprint=str(seed), recipe=held_out) for seed in (0, 1)]
+    assert "did not all have the same images" not in report(tmp_path / "held out", *split)
+    assert [len(group.records) for group in groups(split)] == [2]
+
+
+def test_runs_of_other_code_or_images_are_no_seeds_of_one_experiment() -> None:
+    runs = [
+        make(seed=0, method_digest="a" * 64, data_fingerprint="b" * 32),
+        make(seed=1, method_digest="c" * 64, data_fingerprint="b" * 32),
+        make(seed=2, method_digest="a" * 64, data_fingerprint="d" * 32),
+    ]
+    assert [group.label for group in groups(runs)] == [
+        "edbl · file=aaaaaaaa · images=bbbbbbbb",
+        "edbl · file=cccccccc · images=bbbbbbbb",
+        "edbl · file=aaaaaaaa · images=dddddddd",
+    ]
+
+
+def test_a_run_that_repeats_another_counts_once() -> None:
+    lost = make(seed=1, losses=[{"train": [0.5]}])
+    (group,) = groups([make(), make(), make(seed=1), lost])
+    assert [record.seed for record in group.records] == [0, 1, 1]
 
 
 def test_run_with_one_readout(tmp_path: Path) -> None:

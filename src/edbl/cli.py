@@ -525,12 +525,15 @@ def results_(
         text = readme.read_text(encoding="utf-8") if readme else ""
     except UnicodeDecodeError as error:
         raise EdblError(f"{readme} is not UTF-8: {error}") from error
+    other = out.with_name("calibration.md")
+    if other.exists() and paper.MADE_BY not in other.read_text(encoding="utf-8", errors="replace"):
+        raise EdblError(f"{other} is not by `edbl results`, which would overwrite it; choose another folder by --out")
     page = paper.page(results, out.with_suffix(""))
     if readme:
         write_atomic(readme, paper.with_tables(text, results).encode())
     write_atomic(out, page.encode())
-    write_atomic(out.with_name("calibration.md"), paper.calibration_page(results).encode())
-    told = f"results: {out} and {out.with_name('calibration.md')}"
+    write_atomic(other, paper.calibration_page(results).encode())
+    told = f"results: {out} and {other}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -62,20 +62,27 @@ CALIBRATED = {
 
 
 def values(
-    preset: str, data: str, protocol: str, phases: int, memory: str, schedules: Mapping[str, Schedule], squared: bool
+    preset: str,
+    data: str,
+    protocol: str,
+    phases: int,
+    memory: str,
+    schedules: Mapping[str, Schedule],
+    balances: bool,
+    squared: bool,
 ) -> dict[str, object]:
     """Return the values of a preset for an experiment, by dotted key; a method takes those it knows.
 
-    ``schedules`` are those of the method's further phases, by option; ``balance`` is the paper's second phase.
-    ``squared`` tells whether it multiplies distillation by the squared temperature: others have temperatures of their
-    own.
+    ``schedules`` are those of the method's further phases, by option; ``balances`` tells whether one that is named
+    ``balance`` is like the paper's second phase, ``squared`` whether distillation is multiplied by the squared
+    temperature: others have temperatures of their own.
     """
     gamma, alpha = TABLE_6.get((data, protocol, phases), (100.0, 5e-6))
     found: dict[str, object] = {"options.gamma": gamma, "options.alpha": alpha}
     if protocol == "base-half":
         found["memory"] = "per_class=20"
     train, balance = TINY if data == "tiny-imagenet" else CIFAR
-    further = {**schedules, "balance": balance}
+    further = dict(schedules) | ({"balance": balance} if balances else {})
     if preset == "paper":
         return found | PAPER | _flat(train, further)
     if data == "digits":  # a hundred times fewer images than CIFAR: smaller batches, fewer epochs
@@ -85,7 +92,8 @@ def values(
         train, further = train.scaled(6), _shorter(further, 4)
         found["optim.warmup"] = 1
     elif data in ("cifar10", "cifar100"):
-        train, further["balance"] = CALIBRATED_SCHEDULES
+        train, balance = CALIBRATED_SCHEDULES
+        further |= {"balance": balance} if balances else {}
         found |= CALIBRATED
         if sum(Budget.parse(memory).quotas(100 if data == "cifar100" else 10)) < 2000:
             found["options.min_old"] = 1  # more of the few exemplars in each batch would let them be learnt by heart

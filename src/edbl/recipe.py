@@ -162,6 +162,7 @@ class Recipe(_Common):
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         kind = find_method(method)
         if not complete:
+            theirs = _declared_by_users(kind.Config)
             schedules = {f.name: f.default for f in fields(kind.Config) if isinstance(f.default, Schedule)}
             preset = presets.values(
                 str(filled["preset"]),
@@ -170,10 +171,11 @@ class Recipe(_Common):
                 int(cast(int, filled["stream.phases"])),
                 str(filled["memory"]),
                 schedules,
+                balances="options.balance" not in theirs,
                 squared="options.kd_scale" in known and known["options.kd_scale"].default == "t2",
             )
             own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
-            filled |= {k: v for k, v in preset.items() if k in known} | own | checked
+            filled |= {k: v for k, v in preset.items() if k in known and k not in theirs} | own | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
@@ -224,6 +226,12 @@ class Recipe(_Common):
             (sections.setdefault(section, []) if section else top).append(line)
         blocks = ["\n".join(top), *(f"[{name}]\n" + "\n".join(lines) for name, lines in sections.items())]
         return "\n\n".join(blocks) + "\n"
+
+
+def _declared_by_users(options: type) -> set[str]:
+    """Return the keys of options that a user's method declares: whatever their names, our presets know none of them."""
+    kinds = [kind for kind in options.__mro__ if not kind.__module__.startswith("edbl.methods.")]
+    return {f"options.{name}" for kind in kinds for name in vars(kind).get("__annotations__", ())}
 
 
 def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:

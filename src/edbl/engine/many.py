@@ -32,7 +32,7 @@ from edbl import records
 from edbl.data import datasets
 from edbl.engine import environment, starts
 from edbl.engine.progress import Count
-from edbl.engine.run import is_free, resume, run
+from edbl.engine.run import changed, is_free, method_digest, resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
 from edbl.methods import methods
@@ -259,6 +259,8 @@ def _is_done(job: Job, otherwise: str) -> bool:
     found = records.read(job.folder)
     if Recipe.read(job.folder / RECIPE) != job.recipe:
         raise EdblError(f"{job.folder} holds another run, of {found.method}; {otherwise}")
+    if found.method_digest != method_digest(job.recipe):
+        raise changed(job.folder, job.recipe)
     return found.status == "done"
 
 

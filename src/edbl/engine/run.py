@@ -86,8 +86,7 @@ def _go_on(folder: Path, record: Record, data_dir: Path | None, progress: Progre
     if any(planned.get(key) != value for key, value in record.recipe.items() if key not in HOW):
         raise EdblError(f"{folder / RECIPE} has changed since the run began; undo that, or start a new run")
     if record.method_digest != session.method_digest:
-        anew = f"remove {folder} to begin it anew"
-        raise EdblError(f"{session.recipe.method} has changed since run {folder} began; undo that, or {anew}")
+        raise changed(folder, session.recipe)
     if record.data_fingerprint != session.fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
     record.notes = [*record.notes, *_changes(record, session.new_record())]
@@ -170,8 +169,7 @@ class _Session:
         if len(shape) == 3:
             settings.check(shape[0])
         self.transform = settings.transform(device)
-        own = recipe.method.endswith(".py")
-        self.method_digest = hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if own else ""
+        self.method_digest = method_digest(recipe)
         self.learner = Learner(recipe, shape, self.transform, device, progress)
         self.method = self.learner.method
 
@@ -269,10 +267,21 @@ class _Session:
         return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
 
 
+def method_digest(recipe: Recipe) -> str:
+    """Return a digest of the file of a user's own method, or nothing."""
+    return hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if recipe.method.endswith(".py") else ""
+
+
+def changed(folder: Path, recipe: Recipe) -> EdblError:
+    """Return the error for a run whose method file is not what it was."""
+    anew = f"remove {folder} to begin it anew"
+    return EdblError(f"{recipe.method} has changed since run {folder} began; undo that, or {anew}")
+
+
 def fingerprint(dataset: Dataset) -> str:
     """Return a short digest of all images and labels."""
     digest = hashlib.blake2b(digest_size=16)
     for images in (dataset.train, dataset.test):
-        digest.update(images.x.numpy().tobytes())
-        digest.update(images.y.numpy().tobytes())
+        digest.update(images.x.contiguous().numpy().data)
+        digest.update(images.y.contiguous().numpy().data)
     return digest.hexdigest()

@@ -15,7 +15,7 @@ from edbl.errors import EdblError
 from edbl.files import write_atomic
 from edbl.records import Record, read, read_features
 from edbl.report import plots
-from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups
+from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups, images_of
 
 DIGITS = 2
 READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
@@ -101,7 +101,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
         for note in dict.fromkeys(run.record.notes):
             noted.setdefault(note, []).append(run.name)
     notes = [note if len(names) == len(runs) else f"{', '.join(names)}: {note}" for note, names in noted.items()]
-    if len({run.record.data_fingerprint for run in runs}) > 1:
+    if len({images_of(run.record) for run in runs}) > 1:
         notes.append("These runs did not all have the same images: the fingerprints of their data differ.")
     return notes
 

@@ -1,13 +1,12 @@
 """The paper's tables and figures, from records, beside what was printed."""
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 from edbl import calibration, records
-from edbl.errors import EdblError, unknown
+from edbl.errors import EdblError, command, unknown
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
 from edbl.files import write_atomic
 from edbl.recipe import HOW, RECIPE, Recipe
@@ -16,6 +15,7 @@ from edbl.report import plots
 from edbl.report.tables import Stat, groups
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
+MADE_BY = "Made by `edbl results`"  # on each of its pages
 HEAD = """# Results
 
 Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
@@ -186,9 +186,10 @@ def page(results: Path, figures: Path) -> str:
             drawn |= set(names.values())
             parts.append(_panels(experiment, names, figures.name) + "\n")
     parts.append("## Runs\n\n" + _runs(results) + "\n")
-    for older in figures.glob("fig*.svg"):
-        if older.name not in drawn:
-            older.unlink()
+    for name in EXPERIMENTS:
+        for older in figures.glob(f"{name}-*.svg"):
+            if older.name not in drawn:
+                older.unlink()
     return "\n".join(parts)
 
 
@@ -249,7 +250,7 @@ def _runs(results: Path) -> str:
     lines = ["| run | device | commit | seconds | again | notes |", "|---|---|---|---|---|---|"]
     for path in sorted(results.glob(f"*/*/{records.RECORD}")):
         record, name = records.read(path.parent), str(path.parent.relative_to(results))
-        again = f"edbl run --recipe results/{shlex.quote(name)}/recipe.toml"
-        cells = [f"`{name}`", record.device, record.commit[:7], f"{sum(record.seconds):.0f}", f"`{again}`"]
+        again = command("run", "--recipe", Path(results.name, name, RECIPE))
+        cells = [f"`{name}`", record.device, record.commit[:7], f"{sum(record.seconds):.0f}", again]
         lines.append("| " + " | ".join([*cells, "; ".join(record.notes) or "-"]) + " |")
     return "\n".join(lines)

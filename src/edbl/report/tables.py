@@ -202,11 +202,13 @@ def groups(records: Sequence[Record]) -> list[Group]:
     """Return the runs grouped by experiment, in the order in which they came.
 
     Runs belong together when they are equal in everything but the seed and as far along as each other, so that a mean
-    never mixes finished and unfinished runs.
+    never mixes finished and unfinished runs. One that repeats another to the bit does not count again.
     """
     together: dict[str, list[Record]] = {}
     for record in records:
-        together.setdefault(_identity(record), []).append(record)
+        others = together.setdefault(_identity(record), [])
+        if not any(other.seed == record.seed and other.losses == record.losses for other in others):
+            others.append(record)
     members = list(together.values())
     labels = _labels([runs[0] for runs in members])
     return [Group(label, tuple(runs)) for label, runs in zip(labels, members, strict=True)]
@@ -285,8 +287,18 @@ def _progress(record: Record) -> str:
 def _identity(record: Record) -> str:
     sizes = record.task_sizes[: record.finished]
     far = [len(record.confusions.get(readout, [])) for readout in READOUTS]
-    recipe = sorted(flat(record.recipe).items())
-    return json.dumps([record.method, _setting(record), recipe, record.status, sizes, far])
+    return json.dumps([record.method, _setting(record), sorted(_made_of(record).items()), record.status, sizes, far])
+
+
+def _made_of(record: Record) -> dict[str, str]:
+    """Return the recipe of a run, and what tells its method file and images from others with the same name."""
+    more = {"file": record.method_digest[:8], "images": images_of(record)}
+    return flat(record.recipe) | {key: value for key, value in more.items() if value}
+
+
+def images_of(record: Record) -> str:
+    """Return what tells the images of a run from others, unless some are held out: which, the seed decides."""
+    return "" if record.recipe.get("data.holdout") else record.data_fingerprint[:8]
 
 
 def _labels(records: Sequence[Record]) -> list[str]:
@@ -297,11 +309,11 @@ def _labels(records: Sequence[Record]) -> list[str]:
     for record, setting in zip(records, settings, strict=True):
         # Other methods and other data have other options by nature: a recipe is compared among its like only.
         recipes = [
-            flat(other.recipe)
+            _made_of(other)
             for other, its in zip(records, settings, strict=True)
             if other.method == record.method and its == setting
         ]
-        recipe = flat(record.recipe)
+        recipe = _made_of(record)
         parts = [_SETTING_WORDS[name].format(_brief(setting[name])) for name in names]
         parts += [f"{key}={_brief(recipe.get(key, DASH))}" for key in _telling(recipes, fewest=LABEL_PARTS)]
         progress = _progress(record)
