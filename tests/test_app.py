@@ -643,6 +643,19 @@ def test_a_full_disk(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) 
     assert not model.exists()
 
 
+def test_an_increment_whose_answers_are_no_numbers_is_dropped(tmp_path: Path, cli: Cli) -> None:
+    model, test = tmp_path / "model", write_digits(tmp_path / "test", {0: 5, 1: 5}, 50)
+    options = [*QUICK, "--method", "rkd", "--set", "schedule.epochs=5"]
+    learn(cli, model, write_digits(tmp_path / "a", {0: 20, 1: 20}), *options)
+    before = store.read(model), answers(cli, model, test)
+    far = ["--set", "schedule.epochs=1", "--set", "schedule.lr=1e12"]
+    error = refused(cli, "learn", model, write_digits(tmp_path / "b", {2: 20}), *far)
+    assert "the net's answers are not numbers after training; lower the learning rate" in error
+    assert "the model is as it was" in error
+    assert (store.read(model), answers(cli, model, test)) == before
+    assert not store.begun(model)
+
+
 def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
     write_digits(tmp_path / "a" / "train", {0: 3, 1: 3})
     write_digits(tmp_path / "a" / "test", {0: 3, 1: 3}, 9)

@@ -378,6 +378,15 @@ def test_a_loss_that_explodes_is_told() -> None:
         quick(learning_rate=1e30).fit(X, Y)
 
 
+def test_answers_that_are_no_numbers_are_told() -> None:
+    x, y = blobs(-5, 5)
+    model = quick(method="rkd", epochs=1, batch_size=24).fit(x, y)
+    before = model.predict_proba(x)
+    with pytest.raises(EdblError, match="the net's answers are not numbers after training"):
+        model.set_params(learning_rate=1e25).partial_fit(x[:12], y[:12] + 2)
+    assert np.array_equal(model.predict_proba(x), before)
+
+
 def test_method_and_net_stay_until_the_next_fit() -> None:
     model = quick(epochs=1).fit(*only((0, 1)))
     for given in ({"method": "rkd"}, {"backbone": "given"}):

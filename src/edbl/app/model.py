@@ -13,14 +13,17 @@ from edbl.data.stream import Task
 from edbl.engine import environment
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import class_means, distances, outputs
+from edbl.engine.fit import ADVICE
 from edbl.engine.learner import CPU, Learner
 from edbl.engine.progress import Progress
-from edbl.errors import EdblError, unknown
+from edbl.errors import Diverged, EdblError, unknown
 from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import Backbone
 from edbl.nets.net import Output
 from edbl.recipe import Recipe
+
+CHECKED = 64  # most exemplars that a net answers after it has learnt
 
 
 class Model:
@@ -83,8 +86,16 @@ class Model:
                 self.learner.refresh(again, saved)
         self._choose_again(more, train, before)
         self._means = None
+        self._check()
         self.seen_images += len(images)
         self.increments += 1
+
+    def _check(self) -> None:
+        """Refuse a net whose weights are finite and whose answers are not."""
+        x = self.memory.images.x
+        cnn, nme = self.readouts(x[torch.linspace(0, len(x) - 1, min(CHECKED, len(x))).long()])
+        if not cnn.isfinite().all() or not nme.amax(1).isfinite().all():  # a class without exemplars is infinitely far
+            raise Diverged(f"the net's answers are not numbers after training; {ADVICE}")
 
     def _remember(self, more: Images) -> None:
         """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""
