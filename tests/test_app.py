@@ -489,11 +489,29 @@ def test_a_bad_file_is_named_and_can_be_skipped(tmp_path: Path, cli: Cli, name: 
     assert f"1 image left out: {folder}/digit 0/{name} (" in found.err
     found = cli("predict", model, folder, "--csv")
     assert found.code == 2
-    assert f"1 image of 7 cannot be used: {folder}/digit 0/{name} (" in found.err
-    assert len(found.out.splitlines()) == 7
+    assert f"1 image of 7 cannot be used:\n{folder}/digit 0/{name} (" in found.err
+    rows = list(csv.reader(io.StringIO(found.out)))
+    assert len(rows) == 8
+    assert {len(row) for row in rows} == {6}
+    (bad,) = (row for row in rows[1:] if row[5])
+    assert bad[0] == f"{folder}/digit 0/{name}"
+    assert bad[1:5] == [""] * 4
+    assert f"{bad[0]} ({bad[5]})" in found.err
     found = cli("predict", model, folder, "--csv", "--skip-bad")
     assert found.code == 0
     assert name in found.err
+
+
+def test_predictions_name_every_bad_file(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    learn(cli, model, folder, *SHORT)
+    for number in range(7):
+        (folder / f"bad {number}.png").write_text("no image")
+    lines = [f"{folder}/bad {number}.png (not an image)" for number in range(7)]
+    for options in ([], ["--csv"], ["--json"], ["--skip-bad"]):
+        said = cli("predict", model, folder, *options).err.splitlines()
+        assert said[0].endswith("7 images of 13 cannot be used:")
+        assert said[1:] == lines
 
 
 def test_folders_that_cannot_be_learnt(tmp_path: Path, cli: Cli) -> None:
@@ -747,9 +765,10 @@ def test_predictions_in_three_formats(tmp_path: Path, cli: Cli) -> None:
     assert table.code == 0
     assert "probability" in table.out or "cosine" in table.out
     rows = list(csv.reader(io.StringIO(cli("predict", model, folder, "--csv", "--top", 9, "--readout", "cnn").out)))
-    assert rows[0] == ["image", "class_1", "score_1", "class_2", "score_2"]
+    assert rows[0] == ["image", "class_1", "score_1", "class_2", "score_2", "error"]
     assert len(rows) == 11
-    assert all(len(row) == 5 for row in rows)
+    assert all(len(row) == 6 for row in rows)
+    assert not any(row[5] for row in rows[1:])
     assert all(math.isclose(float(row[2]) + float(row[4]), 1, abs_tol=1e-5) for row in rows[1:])
     line = json.loads(cli("predict", model, folder / "digit 0" / "000.png", "--json", "--readout", "nme").out)
     assert line["readout"] == "nme"

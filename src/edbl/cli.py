@@ -339,7 +339,7 @@ def predict(
 
     from edbl.app import show
     from edbl.app.predict import Predictor
-    from edbl.data.folder import count, first, shown
+    from edbl.data.folder import count, shown
 
     if as_json and as_csv:
         raise EdblError("--json and --csv are two formats; give one of them")
@@ -354,12 +354,12 @@ def predict(
         found.append(prediction)
         if as_json:
             print(json.dumps(show.prediction_values(prediction, predictor.readout)))
-        elif as_csv and not prediction.bad:
-            writer.writerow(show.csv_row(prediction))
+        elif as_csv:
+            writer.writerow(show.csv_row(prediction, top))
     if not as_json and not as_csv:
         _show(show.predictions(found, predictor.readout))
     if bad := [f"{shown(p.path)} ({p.bad})" for p in found if p.bad]:
-        message = f"{count(bad, 'image')} of {len(found):,} cannot be used: {first(bad)}"
+        message = "\n".join([f"{count(bad, 'image')} of {len(found):,} cannot be used:", *bad])
         if not skip_bad:
             raise EdblError(message)
         _say(f"note: {message}")

@@ -162,12 +162,13 @@ def prediction_values(p: Prediction, readout: Readout) -> dict[str, Any]:
 
 def csv_heading(top: int) -> list[str]:
     """Return the names of the columns of `csv_row`."""
-    return ["image", *(f"{what}_{k + 1}" for k in range(top) for what in ("class", "score"))]
+    return ["image", *(f"{what}_{k + 1}" for k in range(top) for what in ("class", "score")), "error"]
 
 
-def csv_row(p: Prediction) -> list[str]:
-    """Return a prediction as the cells of a line."""
-    return [as_text(p.path), *(cell for name, score in p.best for cell in (name, f"{score:.6f}"))]
+def csv_row(p: Prediction, top: int) -> list[str]:
+    """Return a prediction as the cells of a line; they are empty but for the error if there is one."""
+    cells = [cell for name, score in p.best for cell in (name, f"{score:.6f}")]
+    return [as_text(p.path), *(cells or [""] * 2 * top), p.bad]
 
 
 def _readout(bundle: Bundle) -> str:
