@@ -708,6 +708,8 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--set", "stream.phases=3"], "a model has no such setting"),
         (["--set", "nonsense"], "write KEY=VALUE"),
         (["--set", "schedule.epoch=3"], "did you mean"),
+        (["--set", "epochs=1", "--set", "epochs=2"], "--set gives epochs twice"),
+        (["--set", "batch=4", "--set", "optim.batch=5"], "optim.batch is given twice"),
     ],
 )
 def test_bad_options(tmp_path: Path, cli: Cli, options: list[str], message: str) -> None:

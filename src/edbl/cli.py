@@ -103,7 +103,7 @@ def run(
     data_dir: DataDir = None,
 ) -> None:
     """Learn a data set class by class; several methods or seeds side by side."""
-    from edbl.recipe import Recipe, parse_setting
+    from edbl.recipe import Recipe
 
     given = {
         "data.name": data,
@@ -121,24 +121,32 @@ def run(
     flags: dict[str, object] = {k: v for k, v in given.items() if v is not None}
     if not methods and recipe is None:
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
-    chosen = [parse_setting(s) for s in settings or []]
-    if again := [key for number, (key, _) in enumerate(chosen) if key in dict(chosen[:number])]:
-        raise EdblError(f"--set gives {again[0]} twice")
+    chosen = _settings(settings)
     made = []
     for named in [{"method": name} for name in methods or []] or [{}]:
-        layers = flags, named, dict(chosen)
+        layers = flags, named, chosen
         try:
             one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
         except EdblError as error:
             if len(methods or []) < 2:
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
-        _refuse_contradictions(one, {*flags, *named}, [key for key, _ in chosen])
+        _refuse_contradictions(one, {*flags, *named}, list(chosen))
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
     else:
         _run_many(made, out, at_once, data_dir)
+
+
+def _settings(given: list[str] | None) -> dict[str, object]:
+    """Return what ``--set`` gives, by key as it is written."""
+    from edbl.recipe import parse_setting
+
+    pairs = [parse_setting(text) for text in given or []]
+    if again := [key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number])]:
+        raise EdblError(f"--set gives {again[0]} twice")
+    return dict(pairs)
 
 
 def _refuse_contradictions(recipe: "Recipe", options: set[str], settings: list[str]) -> None:
@@ -287,7 +295,6 @@ def learn(
     from edbl.app import show
     from edbl.app.learn import increment
     from edbl.app.settings import Request
-    from edbl.recipe import parse_setting
 
     request = Request(
         folders=[str(folder.resolve()) for folder in folders or []],
@@ -299,7 +306,7 @@ def learn(
         tune=tune,
         seed=seed,
         validation=validation,
-        given=dict(parse_setting(s) for s in settings or []),
+        given=_settings(settings),
         skip_bad=skip_bad,
         relabel=relabel,
     )
