@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
@@ -97,7 +99,7 @@ def accuracy(found: dict[str, str]) -> float:
     return sum(Path(path).parent.name == name for path, name in found.items()) / len(found)
 
 
-def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli) -> None:
+def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     model, test = tmp_path / "model", write_digits(tmp_path / "test", {0: 20, 1: 20, 2: 20, 3: 20, 4: 20}, 100)
     found = learn(cli, model, write_digits(tmp_path / "a", {0: 40, 1: 40}), *QUICK, "--memory", "per_class=10")
     assert "learnt 2 new classes (digit 0, digit 1) from 72 images" in found.out
@@ -124,6 +126,7 @@ def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli) ->
     assert accuracy(answers(cli, model, test, "--readout", "nme")) > 0.8
 
     gone = set(bundle.classes[1].exemplars + bundle.classes[1].validation)
+    monkeypatch.setattr("edbl.cli.console", Console(width=20))
     found = cli("forget", model, "digit 1")
     assert found.code == 0
     assert "forgot digit 1; 4 classes left; memory: 40 images" in found.out
@@ -1007,6 +1010,15 @@ def test_long_names_are_whole(tmp_path: Path, cli: Cli) -> None:
         (folder / f"digit {number}").rename(folder / name)
     for found in (learn(cli, model, folder, *SHORT), cli("info", model), cli("predict", model, folder)):
         assert all(name in found.out for name in names)
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", "--top=1"])
+def test_an_output_that_is_closed(tmp_path: Path, cli: Cli, form: str) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    learn(cli, model, folder, *SHORT)
+    command = shlex.join([sys.executable, "-m", "edbl", "predict", str(model), str(folder), form])
+    found = subprocess.run(f"{command} >&-", shell=True, stderr=subprocess.PIPE, text=True)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("form", ["--json", "--csv"])

@@ -42,6 +42,8 @@ def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
+    if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
             stream.reconfigure(errors="backslashreplace")
@@ -402,7 +404,8 @@ def forget(
 
     left = remove(model, classes, device)
     gone = ", ".join(dict.fromkeys(classes))
-    console.print(f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}", markup=False)
+    told = f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}"
+    console.print(told, markup=False, soft_wrap=True)
 
 
 @app.command()
