@@ -731,6 +731,20 @@ def test_methods_that_a_frozen_backbone_does_not_suit(tmp_path: Path, cli: Cli, 
 
 
 @pytest.mark.usefixtures("stand_in")
+def test_settings_that_a_frozen_backbone_has_no_use_for(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3})
+    options = ["--backbone", "stand-in", "--tune", "head", "--device", "cpu", "--set", "schedule.epochs=1"]
+    for given in ("data.augment=crop", "pad=2", "data.mean=[0.5]", "backbone_lr=0.1", "optim.fixed_norm=true"):
+        error = refused(cli, "learn", model, folder, *options, "--set", given)
+        assert "means nothing to a frozen backbone; leave it out, or use --tune all" in error
+    learn(cli, model, folder, *options, "--set", "optim.batch=4")
+    more = write_digits(tmp_path / "b", {2: 3})
+    assert "--set data.cutout means nothing" in refused(cli, "learn", model, more, "--set", "data.cutout=2")
+    change(model, lambda s: s["settings"]["given"].update({"data.augment": "crop"}))  # of an earlier edbl
+    learn(cli, model, more)
+
+
+@pytest.mark.usefixtures("stand_in")
 def test_a_method_that_looks_into_its_net_does_not_suit_one_of_timm(tmp_path: Path, cli: Cli) -> None:
     folder, net = write_digits(tmp_path / "a", {0: 3, 1: 3}), ("--backbone", "timm:net", "--tune", "all")
     error = refused(cli, "learn", tmp_path / "model", folder, *net, "--method", "podnet")

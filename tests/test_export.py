@@ -330,7 +330,7 @@ def test_the_command(frozen: bool, cli: Cli, tmp_path: Path, monkeypatch: pytest
     if frozen:
         net = extractor.Pretrained("timm:tiny", 32, 8, MEAN, STD, tiny)
         monkeypatch.setattr(extractor, "find", lambda name: net)
-        options = [*SHORT[2:], "--backbone", "timm:tiny", "--tune", "head"]
+        options = ["--backbone", "timm:tiny", "--tune", "head", *SHORT[2:6], *SHORT[8:]]  # without data.augment
     photos = write_digits(tmp_path / "photos", {2: 12, 7: 12})
     assert cli("learn", model, photos, *options).code == 0
     done = cli("export", model, path)

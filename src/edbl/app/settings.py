@@ -37,6 +37,12 @@ ELSEWHERE = {  # keys that --set may not change, and what does
     "data.holdout": "--validation",
     "data.skip_bad": "--skip-bad",
 }
+UNFROZEN = {  # keys about pixels, or about a backbone that learns
+    *(f"data.{name}" for name in ("augment", "pad", "brightness", "cutout", "mean", "std")),
+    "optim.backbone_lr",
+    "optim.fixed_norm",
+    "evaluation.nme_flips",
+}
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
         seed=request.seed or 0,
         validation=VALIDATION if request.validation is None else request.validation,
         copies=COPIES if tune == "head" else 0,
-        given=_checked(request.given, method),
+        given=_checked(request.given, method, tune),
         backbone_weights=found.digest if found and tune == "head" else "",
     )
     return _with_megabytes(settings, request.memory_mb, found.width if found else 0)
@@ -176,7 +182,7 @@ def change(settings: Settings, request: Request) -> Settings:
             raise EdblError(
                 f"--{flag} {wanted}: this model was made with {now}, for good; leave it out, or make another"
             )
-    given = _checked(request.given, settings.method)
+    given = _checked(request.given, settings.method, settings.tune)
     if bad := [key for key in given if key in ("data.mean", "data.std")]:
         raise EdblError(
             f"--set {bad[0]}: the model has learnt with {bad[0]} as it was; make another model to change it"
@@ -204,7 +210,7 @@ def _check_method(name: str) -> None:
         raise EdblError(f"{name} keeps all images ever seen, which a model does not; use another --method")
 
 
-def _checked(given: Mapping[str, Any], method: str) -> dict[str, Any]:
+def _checked(given: Mapping[str, Any], method: str, tune: str) -> dict[str, Any]:
     known = Recipe.keys(method)
     checked = check_values(given, known, method)
     for key in checked:
@@ -212,6 +218,8 @@ def _checked(given: Mapping[str, Any], method: str) -> dict[str, Any]:
             raise EdblError(f"--set {key}: use {ELSEWHERE[key]}")
         if key in ("data.name", "preset") or key.startswith("stream."):
             raise EdblError(f"--set {key}: a model has no such setting; it learns what it is given")
+        if tune == "head" and key in UNFROZEN:
+            raise EdblError(f"--set {key} means nothing to a frozen backbone; leave it out, or use --tune all")
     return {key: _plain(value) for key, value in checked.items()}
 
 
