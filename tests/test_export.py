@@ -2,15 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +20,7 @@ from edbl.app import extractor, graph
 from edbl.app.export import export
 from edbl.app.model import Model
 from edbl.data.augment import Transform, Views
+from edbl.data.folder import decode
 from edbl.data.images import Images
 from edbl.errors import EdblError
 from edbl.methods import methods
@@ -345,6 +347,34 @@ def test_the_command(frozen: bool, cli: Cli, tmp_path: Path, monkeypatch: pytest
     for readout, scores in (("cnn", cnn[0]), ("nme", 1 + nme[0] / 2)):
         found = dict(zip(["digit 2", "digit 7"], scores.tolist(), strict=True))
         assert predicted(cli, model, image, readout) == pytest.approx(found, abs=2e-3 if frozen else 1e-5)
+
+
+def write_pictures(folder: Path) -> Iterator[Path]:
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30, 4), dtype=np.uint8)
+    grey = noise[..., 0].astype(np.uint16) * 257
+    pictures: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "rgb.png": (Image.fromarray(noise[..., :3].copy()), {}),
+        "rgba.png": (Image.fromarray(noise), {}),
+        "photo.jpg": (Image.fromarray(noise[..., :3].copy()).resize((90, 60)), {}),
+        "palette.png": (Image.fromarray(noise[..., :3].copy()).quantize(9), {"transparency": 3}),
+        "16-bit.png": (Image.fromarray(grey), {}),
+        "16-bit-transparent.png": (Image.fromarray(grey), {"transparency": int(grey[10, 15])}),
+        "16-bit.tif": (Image.fromarray(grey), {}),
+    }
+    for name, (picture, options) in pictures.items():
+        picture.save(folder / name, **options)
+        yield folder / name
+
+
+def test_the_page_reads_photos_as_models_do(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "export.md").read_text()
+    code = page[page.index("def read(") : page.index("\n\n\nimages = ")]
+    names: dict[str, Any] = {"np": np, "Image": Image, "ImageOps": ImageOps, "size": 8}
+    exec(code, names)
+    for path in write_pictures(tmp_path):
+        pixels = decode(path, 8, draft=True).pixels
+        assert pixels is not None
+        assert np.array_equal(names["read"](path), pixels.transpose(1, 2, 0)), path.name
 
 
 def test_the_command_looks_before_it_works(cli: Cli, tmp_path: Path) -> None:

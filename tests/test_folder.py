@@ -257,6 +257,10 @@ def write_16_bit(path: Path) -> None:
     Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)).save(path)
 
 
+def write_16_bit_transparency(path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 257 * 100, np.uint16)).save(path, transparency=257 * 100)
+
+
 def write_16_bit_pgm(path: Path) -> None:
     raw = np.full((8, 8), 257 * 100, ">u2").tobytes()
     path.with_suffix(".pgm").write_bytes(b"P5 8 8 65535\n" + raw)
@@ -281,6 +285,7 @@ def write_animation(path: Path) -> None:
         (write_palette, GREEN),
         (write_palette_transparency, (255, 255, 255)),
         (write_16_bit, (100, 100, 100)),
+        (write_16_bit_transparency, (255, 255, 255)),
         (write_16_bit_pgm, (100, 100, 100)),
         (write_bilevel, (255, 255, 255)),
         (write_animation, BLUE),

@@ -32,8 +32,8 @@ TOLERANCE = 1e-4  # most by which an output may differ from the model's own
 CHECKED = 64  # most exemplars that it is checked on
 LIMIT = 2_000_000_000  # bytes of weights; ONNX files end at 2 GiB
 RESIZE = (
-    "turn as EXIF says, convert to RGB with white for what is transparent, cut out the centre square, "
-    "scale it to the size with Pillow's BICUBIC"
+    "turn as EXIF says, convert to RGB with white for what is transparent and 16-bit grey scaled to 8 bits, "
+    "cut out the centre square, scale it to the size with Pillow's BICUBIC"
 )
 
 

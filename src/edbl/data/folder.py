@@ -355,10 +355,11 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    """Scale 16-bit grey values; Pillow's own conversion would clip them at 255."""
+    """Scale 16-bit grey values, white for what is transparent; Pillow's own conversion would clip them at 255."""
     values = np.asarray(image).astype(np.int32)  # [h, w]
     if values.min() < 0 or values.max() > 65535:
         raise _BadImage("32-bit pixels of unknown range")
+    values[values == image.info.get("transparency", -1)] = 65535
     return Image.fromarray(((values * 255 + 32767) // 65535).astype(np.uint8))
 
 
