@@ -1,8 +1,10 @@
 """The model on disk: whole at every moment, and never trusted."""
 
+import errno
 import json
 import math
 import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
+from PIL import Image
 
 from edbl import files
 from edbl.app import bundle as store
@@ -228,6 +231,32 @@ def test_a_missing_or_damaged_image_and_the_way_out(model: Path, photos: Path, c
     assert store.read(model).names == ["digit 1"]
     assert referenced(model)
     assert cli("predict", model, photos / "second").code == 0
+
+
+def test_an_image_that_cannot_be_opened_is_not_called_damaged(
+    model: Path, photos: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Image.open
+
+    def refuse(path: Path, formats: tuple[str, ...]) -> Image.Image:
+        if path.parent.name == store.EXEMPLARS:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, formats=formats)
+
+    monkeypatch.setattr("edbl.app.bundle.Image.open", refuse)
+    found = cli("predict", model, photos / "second")
+    assert found.code == 2
+    assert "an image of the model: Permission denied\nmake it readable" in found.err
+    assert "forget" not in found.err
+
+
+def test_images_of_all_classes_are_lost(model: Path, photos: Path, cli: Cli) -> None:
+    for known in store.read(model).classes:
+        (model / store.EXEMPLARS / known.exemplars[0]).unlink()
+    for command in (["predict", model, photos / "second"], ["forget", model, "digit 1"]):
+        found = cli(*command)
+        assert found.code == 2
+        assert "or delete the model and learn all its classes again" in found.err
 
 
 def test_an_image_that_is_not_what_its_name_says(model: Path, photos: Path, cli: Cli) -> None:

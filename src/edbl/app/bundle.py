@@ -365,9 +365,10 @@ def _load(folder: Path, bundle: Bundle, kinds: Sequence[str], without: Sequence[
         what = "damaged" if path.is_file() else "missing"
         more = f", and so {'is 1 more' if len(lost) == 2 else f'are {len(lost) - 1:,} more'}" if len(lost) > 1 else ""
         classes = list(dict.fromkeys([*without, *lost.values()]))
+        some = f"{command('forget', folder, *classes)} and learn {count(classes, 'class')} again"
         raise EdblError(
             f"{path}, an image of class '{owner}', is {what}{more}: restore what is lost from a copy of the model,\n"
-            f"or {command('forget', folder, *classes)} and learn {count(classes, 'class')} again"
+            f"or {some if len(classes) < len(bundle.classes) else 'delete the model and learn all its classes again'}"
         )
     return Contents(bundle, tensors, {n: p for n, p in zip(wanted, pixels, strict=True) if p is not None})
 
@@ -423,7 +424,9 @@ def _pixels(path: Path, size: int) -> Pixels | None:
             if image.size != (size, size) or image.mode != "RGB":
                 return None
             pixels = np.asarray(image).transpose(2, 0, 1)
-    except Exception:  # Pillow's readers answer damaged files with exceptions of every kind
+    except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
+        if isinstance(error, OSError) and error.errno:
+            raise EdblError(f"cannot read {path}, an image of the model: {error.strerror}\nmake it readable") from error
         return None
     return pixels if digest(pixels) == path.stem else None
 
