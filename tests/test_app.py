@@ -349,6 +349,24 @@ def test_an_image_that_was_learnt_from_is_never_held_out(tmp_path: Path) -> None
     assert split(model, write_digits(tmp_path / "c", {2: 40}))[1]
 
 
+def test_an_exemplar_that_gets_another_class_is_not_held_out(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 40, 1: 9})
+    learn(cli, model, folder, *SHORT, "--validation", 0.5)
+    zero = store.read(model).classes[0]
+    more = write_digits(tmp_path / "b", {2: 40}) / "new"
+    more.mkdir()
+    for path in sorted((folder / "digit 0").iterdir()):
+        file = f"{photos.digest(photos.read(path, 8).pixels)}.png"  # type: ignore[arg-type]
+        if file in zero.exemplars[:15] + zero.validation[:2]:
+            path.rename(more / path.name)
+    request = Request(folders=[str(more.parent)], relabel=True)
+    with increment(model, request, device="cpu", say=lambda _: None) as made:
+        assert made is not None
+        given = made.begun
+        held = {given.digests[row] for row in given.held if given.names[given.labels[row]] == "new"}
+    assert held == {file.removesuffix(".png") for file in zero.validation[:2]}
+
+
 def test_an_image_that_the_model_keeps_under_another_name(tmp_path: Path, cli: Cli) -> None:
     model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 6, 1: 6})
     learn(cli, model, folder, *SHORT)

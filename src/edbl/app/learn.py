@@ -246,7 +246,6 @@ def _choose(
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
-    base = leave_out(base, images=moved) if base else None
     train, held = _split(names, labels, digests, settings, base)
     known = base.bundle.names if base else []
     if not train:
@@ -319,18 +318,19 @@ def _split(
     """Return the rows to learn from and those to hold out.
 
     Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from,
-    and one that it may have learnt from is not measured with. The choice depends on pixels and seed alone, not on the
-    names or the order of files, and is the same for the same images when they come again.
+    and one that it may have learnt from, as whatever class, is not measured with. The choice depends on pixels and seed
+    alone, not on the names or the order of files, and is the same for the same images when they come again.
     """
     known = base.bundle.classes if base else []
     kept = {k.name: {file.removesuffix(".png") for file in k.exemplars + k.validation} for k in known}
+    learnt = {file.removesuffix(".png") for k in known for file in k.exemplars}
     below = _held_below(settings, base)
     train, held = [], []
     for label, name in enumerate(names):
         rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d}
         share = max(1, round(settings.validation * len(rows))) if settings.validation and len(rows) >= HELD_FROM else 0
         places = {d: _place(settings, d) for d in rows}
-        first = sorted(rows, key=places.__getitem__)[:share]
+        first = sorted(rows.keys() - learnt, key=places.__getitem__)[:share]
         chosen = {d for d in first if name not in below or places[d] < below[name]}
         new = rows.keys() - kept.get(name, set())
         held += sorted(rows[d] for d in new & chosen)
