@@ -342,6 +342,8 @@ def test_parameters_reach_the_recipe() -> None:
     assert values["optim.weight_decay"] == 0.5
     assert values["options.balance.epochs"] == 9
     assert values["schedule.shape"] == "cosine"
+    values = recipe(options={"schedule.epochs": 2, "schedule.lr": 0.2, "optim.batch": 8}).values()
+    assert (values["schedule.epochs"], values["schedule.lr"], values["optim.batch"]) == (2, 0.2, 8)
 
 
 @pytest.mark.parametrize(
@@ -364,6 +366,12 @@ def test_parameters_reach_the_recipe() -> None:
         ({"options": {1: 2}}, "are not recipe keys"),
         ({"options": {"backbone": "mlp"}}, "parameter backbone"),
         ({"options": {"seed": 1}}, "parameter random_state"),
+        (
+            {"options": {"schedule.epochs": 2}, "epochs": 3},
+            "'schedule.epochs' is given twice, by options and by epochs",
+        ),
+        ({"options": {"schedule.lr": 0.2}, "learning_rate": 0.2}, "by options and by learning_rate"),
+        ({"options": {"batch": 8}, "batch_size": 9}, "by options and by batch_size"),
         ({"random_state": "x"}, "cannot be used to seed"),
     ],
 )

@@ -52,6 +52,7 @@ PARAMETERS = {  # recipe keys that are parameters of the estimator
     "device": "device",
     "net.backbone": "backbone",
 }
+TWICE = {"schedule.epochs": "epochs", "schedule.lr": "learning_rate", "optim.batch": "batch_size"}  # may be either
 
 
 @dataclass(frozen=True)
@@ -370,6 +371,9 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         options = check_values({k: _plain(v) for k, v in given_options.items()}, known, self.method)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
+        for key in sorted(TWICE.keys() & options.keys()):
+            if getattr(self, TWICE[key]) is not None:
+                raise ValueError(f"'{key}' is given twice, by options and by {TWICE[key]}; leave out one of them")
         for key in options:
             if key.startswith(IDLE):
                 raise ValueError(
