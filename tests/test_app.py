@@ -308,6 +308,7 @@ def test_an_image_that_was_held_out_is_never_learnt_from(tmp_path: Path, cli: Cl
     before = store.read(model)
     assert [len(known.validation) for known in before.classes] == [HELD_KEPT] * 2
     assert before.history[0].total().images == 30  # measured with all that were held out
+    assert cli("info", model).out.splitlines()[-1].split()[-3] == "15"
     again = Path(shutil.copytree(folder, tmp_path / "renamed"))
     for number, path in enumerate(sorted(again.rglob("*.png"))):
         path.rename(path.with_name(f"{97 * number % 60}.png"))
@@ -866,14 +867,22 @@ def test_schedules_suit_the_number_of_images(images: int) -> None:
     assert made.schedule.epochs == least or images < 5000
 
 
-def test_many_classes_are_shown_worst_first() -> None:
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        (0, "20 more classes: 20 of no worse accuracy"),
+        (5, "20 more classes: 15 of no worse accuracy and 5 without held-out images"),
+        (60, "20 more classes: 20 without held-out images"),
+    ],
+)
+def test_many_classes_are_shown_worst_first(without: int, said: str) -> None:
     classes = [Known(f"c{k}", "2030-01-01") for k in range(60)]
-    scores = {f"c{k}": Score(10, 10 - k % 7, 10) for k in range(60)}
+    scores = {f"c{k}": Score(0, 0, 0) if k < without else Score(10, 10 - k % 7, 10) for k in range(60)}
     event = Event("learn", "2030-01-01", [], [], 1, 1, 1.0, scores, {}, {})
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
     made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn", "")
     table, more = show.by_class(made, event)
-    assert more == "and 20 classes with better accuracy"
+    assert more == f"and {said}"
     assert getattr(table, "row_count") == 40  # noqa: B009
 
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edbl.app import bundle as store
-from edbl.app.bundle import Bundle, Event, Readout, Score
+from edbl.app.bundle import Bundle, Event, Known, Readout, Score
 from edbl.app.predict import Prediction
 from edbl.data.folder import as_text, count, shown
 from edbl.errors import command
@@ -59,9 +59,10 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
         headings.append(f"{bundle.readout.upper()} before")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "class" else "right", overflow="fold")
-    known = bundle.classes
+    known, rest = bundle.classes, list[Known]()
     if len(known) > ROWS:
-        known = sorted(known, key=lambda k: _order(event.scores[k.name], bundle.readout))[:ROWS]
+        known = sorted(known, key=lambda k: _order(event.scores[k.name], bundle.readout))
+        known, rest = known[:ROWS], known[ROWS:]
     for k in known:
         score = event.scores[k.name]
         row = [escape(k.name), f"{k.images:,}", str(len(k.exemplars)), str(score.images)]
@@ -69,8 +70,10 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
         if event.before:
             row.append(_percent(event.before.get(k.name, Score(0, 0, 0)), bundle.readout))
         table.add_row(*row)
-    more = len(bundle.classes) - len(known)
-    return [table, f"and {more:,} classes with better accuracy"] if more else [table]
+    measured = [k for k in rest if event.scores[k.name].images]
+    counts = {"of no worse accuracy": len(measured), "without held-out images": len(rest) - len(measured)}
+    more = " and ".join(f"{number:,} {what}" for what, number in counts.items() if number)
+    return [table, f"and {count(rest, 'more class')}: {more}"] if rest else [table]
 
 
 def _order(score: Score, readout: Readout) -> float:
@@ -110,7 +113,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
         table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
-        counts = f"{k.images:,}", str(len(k.exemplars)), str(len(k.validation))
+        counts = f"{k.images:,}", str(len(k.exemplars)), str(score.images)
         days = [_when(date)[:10] if date else "" for date in (k.learnt, k.refreshed)]
         table.add_row(escape(k.name), *days, *counts, *(_percent(score, r) for r in READOUTS))
     return Group(*(escape(line) for line in lines), "", past, "", table)
