@@ -699,10 +699,15 @@ def test_an_increment_whose_answers_are_no_numbers_is_dropped(tmp_path: Path, cl
 def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
     write_digits(tmp_path / "a" / "train", {0: 3, 1: 3})
     write_digits(tmp_path / "a" / "test", {0: 3, 1: 3}, 9)
+    write_digits(tmp_path / "a" / "val", {0: 3, 1: 3}, 12)
     save(tmp_path / "a" / "train" / "stray.png")
+    save(tmp_path / "a" / "cover.png")
+    (tmp_path / "a" / "labels.csv").write_text("no image")
     found = learn(cli, tmp_path / "model", tmp_path / "a", *SHORT)
     assert "only images in" in found.err
-    assert "1 image outside of class folders left out: train/stray.png" in found.err
+    assert "folder val left out: there is a folder test" in found.err
+    assert "2 images outside of class folders left out: cover.png, train/stray.png" in found.err
+    assert "1 file without an image extension ignored: labels.csv" in found.err
     assert store.read(tmp_path / "model").seen_images == 6
 
 

@@ -78,7 +78,9 @@ def test_without_test_folder_every_fifth_image_is_split_off(tmp_path: Path, top:
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     fill(tmp_path, {"train": 5, "plane": 5})
-    assert load_folder(tmp_path).classes == ("plane", "train")
+    data = load_folder(tmp_path)
+    assert data.classes == ("plane", "train")
+    assert len(data.notes) == 1  # on the split
 
 
 def test_classes_beside_a_folder_train_with_folders_are_not_dropped(tmp_path: Path) -> None:
@@ -104,6 +106,24 @@ def test_hidden_files_are_ignored_and_nested_folders_followed(tmp_path: Path) ->
     assert data.classes == ("a", "b")
     assert (len(data.train), len(data.test)) == (3, 2)
     assert data.notes[1] == "1 file without an image extension ignored: b/readme.txt"
+
+
+def test_what_lies_beside_the_classes_is_noted(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"a": 2, "b": 2})
+    for second in ("test", "val"):
+        fill(tmp_path / second, {"a": 1, "b": 1})
+    save(tmp_path / "train" / "stray.png")
+    save(tmp_path / "test" / "loose.jpg")
+    save(tmp_path / "cover.png")
+    (tmp_path / "readme.txt").write_text("no image")
+    (tmp_path / "test" / "a" / "labels.csv").write_text("no image")
+    (tmp_path / ".hidden.png").write_bytes(b"")
+    data = load_folder(tmp_path, image_size=8)
+    assert data.notes == (
+        "folder val left out: there is a folder test",
+        "3 images outside of class folders left out: cover.png, train/stray.png, test/loose.jpg",
+        "2 files without an image extension ignored: readme.txt, test/a/labels.csv",
+    )
 
 
 @pytest.mark.parametrize("extension", ["jpg", "JPEG", "png", "webp", "bmp", "gif", "tif", "TIFF", "ppm", "pgm"])

@@ -16,7 +16,6 @@ from edbl.data.folder import (
     Pixels,
     Walk,
     composed,
-    count,
     decode,
     in_threads,
     short_side,
@@ -58,9 +57,6 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
                 f"{shown(train)} has no class folder{walk.unfollowed()}\n"
                 "images belong in FOLDER/CLASS/: make a folder for each class, named after it"
             )
-        loose = [path for path in walk.visible(train) if _is_image(path)]
-        if loose:
-            notes.append(f"{count(loose, 'image')} outside of class folders left out: {walk.named(loose)}")
         if test is not None:
             notes.append(f"{shown(test)} is left out: only images in {shown(train)} are learnt")
         for directory, place in found.items():
@@ -163,7 +159,3 @@ def stack(pixels: Sequence[Pixels], size: int) -> Array:
 def digest(pixels: Pixels) -> str:
     """Return the name that an image has by its pixels."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]
-
-
-def _is_image(path: Path) -> bool:
-    return path.is_file() and path.suffix[1:].lower() in EXTENSIONS

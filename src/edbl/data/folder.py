@@ -135,7 +135,9 @@ class Walk:
         self.folder = folder
         self.root = Path(os.path.realpath(folder))
         self.links: dict[Path, None] = {}  # an ordered set: a folder may be looked into twice
+        self.loose: dict[Path, None] = {}  # files beside folders that are looked into
         self.others: list[Path] = []
+        self.spare: Path | None = None  # a folder val beside test
 
     def visible(self, folder: Path) -> list[Path]:
         """Return what lies in ``folder``, sorted by name."""
@@ -159,18 +161,21 @@ class Walk:
 
     def folders(self, folder: Path) -> dict[str, Path]:
         """Return the sub-folders of ``folder`` by name."""
-        return {path.name: path for path in self.visible(folder) if path.is_dir()}
+        paths = self.visible(folder)
+        self.loose |= dict.fromkeys(path for path in paths if not path.is_dir())
+        return {path.name: path for path in paths if path.is_dir()}
 
     def layout(self) -> tuple[Path, Path | None]:
         """Return the folder of the training classes and that of the test classes, if there is one."""
         top = self.folders(self.folder)
         # A folder 'train' without folders is a class of trains.
-        if "train" in top and self.folders(top["train"]):
+        if "train" in top and any(path.is_dir() for path in self.visible(top["train"])):
             if others := [shown(name) for name in top if name not in ("train", "test", "val")]:
                 raise EdblError(
                     f"{self.folder} has a folder 'train' with a folder per class, and beside it {first(others)}\n"
                     "move these classes into it or elsewhere; if 'train' is a class itself, give it another name"
                 )
+            self.spare = top.get("val") if "test" in top else None
             return top["train"], top.get("test") or top.get("val")
         lonely = [name for name in ("test", "val") if name in top]
         if lonely:
@@ -186,7 +191,7 @@ class Walk:
         for path in self.visible(folder):
             if path.is_dir():
                 found += self.images(path, above | {here})
-            elif path.suffix[1:].lower() in EXTENSIONS and (path.is_file() or path.is_symlink()):
+            elif _is_image(path):
                 found.append(path)
             else:
                 self.others.append(path)
@@ -198,8 +203,12 @@ class Walk:
         if self.links:
             links = list(self.links)
             notes.append(f"{count(links, 'link')} out of the folder not followed: {self.named(links)}")
-        if self.others:
-            notes.append(f"{count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
+        if self.spare:
+            notes.append(f"folder {self.named([self.spare])} left out: there is a folder test")
+        if loose := [path for path in self.loose if _is_image(path)]:
+            notes.append(f"{count(loose, 'image')} outside of class folders left out: {self.named(loose)}")
+        if others := [*(path for path in self.loose if not _is_image(path)), *self.others]:
+            notes.append(f"{count(others, 'file')} without an image extension ignored: {self.named(others)}")
         return notes
 
     def unfollowed(self) -> str:
@@ -209,6 +218,10 @@ class Walk:
     def named(self, paths: Sequence[Path]) -> str:
         """Return the first few paths, relative to the folder."""
         return first([shown(path.relative_to(self.folder)) for path in paths])
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix[1:].lower() in EXTENSIONS and (path.is_file() or path.is_symlink())
 
 
 def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], list[_File]]:
