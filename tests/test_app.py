@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from PIL import Image
 from rich.console import Console
@@ -192,6 +193,21 @@ def test_a_frozen_backbone(tmp_path: Path, cli: Cli) -> None:
     assert store.load(model).tensors["memory.x"].shape == (10, 1 + copies, 16)
     assert store.load(model).tensors["validation.x"].shape == (2 * HELD_KEPT, 1, 16)
     assert "edbl with stand-in (frozen)" in cli("info", model).out
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_features_of_other_images(tmp_path: Path, cli: Cli) -> None:
+    model, folder = tmp_path / "model", write_digits(tmp_path / "a", {0: 9, 1: 9})
+    learn(cli, model, folder, "--backbone", "stand-in", "--device", "cpu")
+    tensors = store.load(model).tensors
+    for key in ("memory.x", "validation.x"):
+        for damage in (tensors[key][1:].clone(), torch.zeros(2), None):
+            changed = (
+                {**tensors, key: damage} if damage is not None else {k: tensors[k] for k in tensors.keys() - {key}}
+            )
+            safetensors.torch.save_file(changed, model / store.WEIGHTS)
+            change(model, partial(dict.update, weights=store._sum(model / store.WEIGHTS)))
+            assert f"is damaged: model.safetensors: {key}" in refused(cli, "predict", model, folder)
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -87,6 +87,10 @@ def test_what_is_on_disk(model: Path) -> None:
     assert all(image.shape == (3, 8, 8) for image in contents.images.values())
 
 
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
 @pytest.mark.parametrize("command", ["info", "predict", "learn", "forget"])
 @pytest.mark.parametrize(
     ("edit", "message"),
@@ -106,6 +110,10 @@ def test_what_is_on_disk(model: Path) -> None:
         (lambda s: s["recipe"].update(method="rkd"), "its recipe has another"),
         (lambda s: s["recipe"].pop("method"), "its recipe has another"),
         (lambda s: s["classes"][0].update(name="another"), "not those that its history ends with"),
+        (lambda s: s["settings"].update(tune="head"), "its backbone learns from scratch, and is said to be frozen"),
+        (lambda s: s["recipe"].update(method=["rkd"]), "its recipe has another"),
+        (lambda s: s["settings"]["given"].update(x={}), "'given' has a value of the wrong kind"),
+        (lambda s: s["recipe"].update(x=nested(400)), "'recipe' has a value of the wrong kind"),
         (lambda s: s["history"].clear(), "not those that its history ends with"),
         (lambda s: s["history"][-1]["scores"].clear(), "not those that its history ends with"),
     ],
@@ -187,7 +195,7 @@ def test_a_model_of_format_1_learns_on(model: Path, photos: Path, cli: Cli) -> N
     assert [bool(known.held_below) for known in store.read(model).classes] == [False, False, True]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
 def test_a_description_that_is_no_json(model: Path, cli: Cli, text: bytes) -> None:
     (model / store.MODEL).write_bytes(text)
     found = cli("info", model)
@@ -214,6 +222,25 @@ def test_weights_of_another_model(model: Path, photos: Path, cli: Cli) -> None:
     found = cli("predict", model, photos / "second")
     assert found.code == 2
     assert "its weights do not fit this model" in found.err
+
+
+@pytest.mark.parametrize("key", ["memory.x", "validation.x"])
+@pytest.mark.parametrize("command", ["predict", "learn", "forget"])
+def test_features_where_images_are_kept(model: Path, photos: Path, cli: Cli, command: str, key: str) -> None:
+    tensors = safetensors.torch.load((model / store.WEIGHTS).read_bytes())
+    safetensors.torch.save_file({**tensors, key: torch.zeros(2, 5, 3)}, model / store.WEIGHTS)
+    change(model, lambda s: s.update(weights=store._sum(model / store.WEIGHTS)))
+    found = cli(command, model, "digit 0" if command == "forget" else photos / "second")
+    assert found.code == 2
+    assert f"is damaged: model.safetensors: {key} is missing, or should not be there" in found.err
+
+
+@pytest.mark.parametrize("command", ["predict", "forget"])
+def test_a_mean_of_two_channels(model: Path, photos: Path, cli: Cli, command: str) -> None:
+    change(model, lambda s: s["recipe"].update({"data.mean": [0.5, 0.5]}))
+    found = cli(command, model, "digit 0" if command == "forget" else photos / "second")
+    assert found.code == 2
+    assert "is damaged: model.json: its recipe: data.mean and data.std need 3 values" in found.err
 
 
 @pytest.mark.parametrize("kind", [store.EXEMPLARS, store.VALIDATION])

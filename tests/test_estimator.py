@@ -586,6 +586,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
         (text[:-9], data),
         ("[]", data),
         ("{}", data),
+        ("[" * 100_000, data),
     ):
         described.write_text(bad_text)
         weights.write_bytes(bad_data)

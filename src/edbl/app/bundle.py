@@ -33,6 +33,7 @@ from edbl.data.folder import Pixels, count, in_threads
 from edbl.errors import EdblError, command
 from edbl.files import lock, sweep, write_atomic
 from edbl.methods import methods
+from edbl.nets.backbones import BACKBONES
 
 FORMAT = 3
 UNSUMMED = 1, 2  # earlier formats, which have no checksum of model.json
@@ -206,7 +207,7 @@ def parse(folder: Path, text: bytes) -> Bundle:
     """Return what ``model.json`` says, every value checked: it may come from anywhere."""
     try:
         stored = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(folder, MODEL, f"not valid JSON ({error})") from error
     if not isinstance(stored, dict):
         raise damaged(folder, MODEL, "not a JSON object")
@@ -232,6 +233,8 @@ def parse(folder: Path, text: bytes) -> Bundle:
         raise damaged(folder, MODEL, "its classes are not those that its history ends with")
     if not 1 <= bundle.settings.image_size <= 1024 or not 0 <= bundle.settings.copies <= 1000:
         raise damaged(folder, MODEL, "its image size or number of copies is out of range")
+    if bundle.settings.tune == "head" and bundle.settings.backbone in BACKBONES:
+        raise damaged(folder, MODEL, "its backbone learns from scratch, and is said to be frozen")
     return bundle
 
 
@@ -344,6 +347,12 @@ def load(folder: Path, kinds: Sequence[str] = (), without: Sequence[str] = ()) -
 
 def _load(folder: Path, bundle: Bundle, kinds: Sequence[str], without: Sequence[str]) -> Contents:
     tensors = _tensors(folder, bundle)
+    for key, kind in (("memory.x", EXEMPLARS), ("validation.x", VALIDATION)):
+        features = tensors.get(key)
+        if (features is None) != (bundle.settings.tune == "all"):
+            raise damaged(folder, WEIGHTS, f"{key} is missing, or should not be there")
+        if features is not None and (features.ndim != 3 or len(features) != len(bundle.files(kind))):
+            raise damaged(folder, WEIGHTS, f"{key} holds features of other images than model.json names")
     wanted: dict[str, Path] = {}
     lost: dict[Path, str] = {}  # images that are not there, or damaged, and their classes
     for known in bundle.classes:
@@ -447,7 +456,7 @@ def _fit(kind: Any, value: Any, at: str) -> Any:
         if missing := sorted(hints.keys() ^ value.keys()):
             raise ValueError(f"'{missing[0]}' of {at} is missing or unknown")
         return kind(**{name: _fit(hint, value[name], name) for name, hint in hints.items()})
-    if kind is Any:
+    if kind is Any and _plain(value):
         return value
     if origin is Literal and value in inner and isinstance(value, str):
         return value
@@ -464,3 +473,10 @@ def _fit(kind: Any, value: Any, at: str) -> Any:
     if kind in (str, bool) and isinstance(value, kind):
         return value
     raise ValueError(f"'{at}' has a value of the wrong kind")
+
+
+def _plain(value: Any, depth: int = 3) -> bool:
+    """Tell whether a value is one that settings have: a list of lists of numbers or texts at most."""
+    if isinstance(value, list):
+        return depth > 0 and all(_plain(item, depth - 1) for item in value)
+    return not isinstance(value, dict)

@@ -508,7 +508,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             _, values, data = _saved(folder)
         except OSError as error:
             raise EdblError(f"there is no estimator in '{folder}': {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged from error
         if values.get("format") != FORMAT:
             raise EdblError(
@@ -558,7 +558,7 @@ def _settle(folder: Path) -> None:
     """Let new weights take the place of the old ones if the JSON vouches for them; else they go."""
     try:
         name, _, _ = _saved(folder)
-    except (OSError, ValueError, KeyError, TypeError):  # nothing saved that is worth keeping
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # nothing saved that is worth keeping
         return
     if name == WEIGHTS[1]:
         (folder / name).replace(folder / WEIGHTS[0])

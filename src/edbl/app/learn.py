@@ -191,7 +191,7 @@ def _read_begun(folder: Path) -> Begun | None:
         return None
     try:
         stored = json.loads((folder / INCREMENT / BEGUN).read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _unusable(folder) from error
     try:
         begun = store.typed(Begun, stored, folder, f"{INCREMENT}/{BEGUN}")

@@ -24,8 +24,6 @@ def restore(folder: Path, model: Model, contents: Contents) -> None:
     if exemplars is None:
         exemplars = store.pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size)
     tensors = {**contents.tensors, "memory.x": exemplars, "memory.y": torch.tensor(labels, dtype=torch.int64)}
-    if len(exemplars) != len(labels):
-        raise store.damaged(folder, store.WEIGHTS, "it holds features of another number of exemplars than model.json")
     try:
         model.load(tensors, bundle.names, bundle.sizes)
     except (RuntimeError, KeyError, ValueError) as error:
@@ -50,6 +48,7 @@ def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) 
     contents = leave_out(contents, without)
     try:
         made = Recipe.of(contents.bundle.recipe)
+        made.data.check(channels=3)
     except EdblError as error:
         raise store.damaged(folder, store.MODEL, f"its recipe: {error}") from error
     model = build(contents.bundle.settings, made, device)
