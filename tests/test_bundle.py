@@ -173,8 +173,9 @@ def test_going_on_with_an_increment_runs_no_code_of_its_own(
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
     path = model / store.INCREMENT / store.BEGUN
     stored = json.loads(path.read_text())
+    del stored["sha256"]
     (stored["settings"]["given"] if given else stored["settings"])["method"] = str(code)
-    path.write_text(json.dumps(stored))
+    path.write_text(json.dumps({"sha256": store.checksum(stored), **stored}))
     found = cli("learn", model)
     assert found.code == 2
     assert "is damaged; drop it with" in found.err
@@ -524,6 +525,21 @@ def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, t
     found = cli("learn", model, "--discard")
     assert found.code == 0
     assert found.err == "no increment was begun\n"
+
+
+@pytest.mark.usefixtures("_server")
+def test_a_begun_increment_that_was_changed_by_hand(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
+    assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
+    path = model / store.INCREMENT / store.BEGUN
+    text = path.read_text()
+    for changed in (text.replace('"seed": 0', '"seed": 1'), text.replace('"sha256"', '"sum"'), "[]", "[" * 100_000):
+        assert changed != text
+        path.write_text(changed)
+        found = cli("learn", model)
+        assert found.code == 2
+        assert f"the increment begun in {model} is damaged; drop it with `edbl learn {model} --discard`" in found.err
+    path.write_text(text)
+    assert cli("learn", model).code == 0
 
 
 @pytest.mark.usefixtures("_server")

@@ -256,7 +256,7 @@ def write(folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], images: M
 
 
 def checksum(values: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what ``model.json`` says, but for its format."""
+    """Return the SHA-256 of what a JSON file says."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 

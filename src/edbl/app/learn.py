@@ -193,6 +193,8 @@ def _read_begun(folder: Path) -> Begun | None:
         stored = json.loads((folder / INCREMENT / BEGUN).read_bytes())
     except (ValueError, RecursionError) as error:
         raise _unusable(folder) from error
+    if not isinstance(stored, dict) or stored.pop("sha256", None) != store.checksum(stored):
+        raise _unusable(folder)
     try:
         begun = store.typed(Begun, stored, folder, f"{INCREMENT}/{BEGUN}")
     except EdblError as error:
@@ -267,7 +269,8 @@ def _choose(
         held=held,
         moved=moved,
     )
-    write_atomic(place / BEGUN, json.dumps(dataclasses.asdict(begun)).encode())
+    values = dataclasses.asdict(begun)
+    write_atomic(place / BEGUN, json.dumps({"sha256": store.checksum(values), **values}).encode())
     return begun
 
 
