@@ -409,8 +409,18 @@ def test_tiny_cache_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
     write_tiny_folder(tmp_path, tiny_files())
     monkeypatch.setattr(datasets, "save_file", no_room)
     text = message("tiny-imagenet", tmp_path)
-    assert f"cannot write {tmp_path / 'tiny-imagenet-200.safetensors'}: I/O error: No space left on device" in text
+    assert f"cannot write '{tmp_path / 'tiny-imagenet-200.safetensors'}': I/O error: No space left on device" in text
     assert [p.name for p in tmp_path.iterdir()] == ["tiny-imagenet-200"]
+
+
+def test_what_a_killed_writer_left_of_a_tiny_cache_is_removed(tmp_path: Path) -> None:
+    write_tiny_folder(tmp_path, tiny_files())
+    old, new = (tmp_path / f".tiny-imagenet-200.safetensors.{k * 32}.tmp" for k in "01")
+    for left in (old, new):
+        left.touch()
+    os.utime(old, (0, 0))
+    check_tiny(tmp_path)
+    assert (old.exists(), new.exists()) == (False, True)  # the other may be still at it
 
 
 def test_tiny_that_is_not_there(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from edbl import Recipe
 from edbl.data.mixing import Batch, unmixed
+from edbl.data.samplers import Parts
 from edbl.data.stream import Task
 from edbl.methods.base import Phase
-from edbl.methods.gem import GEM, Parts, minimise, project
+from edbl.methods.gem import GEM, minimise, project
 from tests.test_methods_unit import a_batch, images_of, make, task_of
 from tests.vectors import seeded
 

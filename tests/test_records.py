@@ -2,7 +2,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ import torch
 
 from edbl import records
 from edbl.errors import EdblError
-from edbl.files import write_atomic
+from edbl.files import lock, write_atomic
 from edbl.records import Record
 
 
@@ -221,6 +221,20 @@ def test_write_atomic_replaces(tmp_path: Path) -> None:
     write_atomic(path, b"new")
     assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_that_was_removed_meanwhile_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    flock = fcntl.flock
+
+    def late(file: IO[bytes], how: int) -> None:  # who had it removes it in the end
+        (tmp_path / ".lock").unlink()
+        (tmp_path / ".lock").touch()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(EdblError, match="another process is working in"), lock(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])

@@ -10,20 +10,23 @@ from pathlib import Path
 
 from edbl.errors import EdblError
 
-TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `write_atomic` calls a file that is not whole yet
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a file that is not whole yet
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part.
+    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part."""
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(data)
 
-    The bytes go to a temporary file beside ``path`` that takes its place once it is on the disk.
-    """
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
     # A name of its own, so that two writers of one path cannot mix their bytes.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
+        yield temporary
+        with open(temporary, "r+b") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
@@ -35,7 +38,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what writers that were killed left behind in ``folder`` and below it."""
+    """Remove what writers that were killed left behind in ``folder`` and below it; nobody may be writing there."""
     for left in folder.rglob(".*.tmp"):
         if TEMPORARY.fullmatch(left.name):
             left.unlink(missing_ok=True)
@@ -56,6 +59,8 @@ def lock(folder: Path) -> Iterator[None]:
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / ".lock")):
+                    raise OSError("the lock was removed by who had it")
         except OSError as error:
             raise EdblError(f"another process is working in {folder}; wait for it to end") from error
         yield

@@ -38,6 +38,12 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float, scale: Lit
     return -sums if scale == "none" else sums * -(temperature**2)
 
 
+def by_share(logits: Tensor, teacher: Tensor, y: Tensor, temperature: float, scale: Literal["t2", "none"]) -> Tensor:
+    """``(1 - s)`` cross-entropy plus ``s`` distillation, s being the share of old classes (BiC, WA), ``[batch]``."""
+    share = teacher.shape[1] / logits.shape[1]
+    return share * distillation(logits, teacher, temperature, scale) + (1 - share) * cross_entropy(logits, y)
+
+
 def class_weights(counts: Tensor, gamma: float, sum_to: SumTo) -> Tensor:
     """Eq. 7's ``lambda_k = gamma n_k^-1 / sum_i n_i^-1``, ``[seen]``.
 

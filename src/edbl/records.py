@@ -1,7 +1,7 @@
 """What a run leaves on disk, and how it is read back.
 
 A run is a folder with ``record.json`` (what was run, how it went), ``confusions.npz`` (one confusion matrix per task
-and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, if asked for, ``features.npz``.
+and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, once it is done, ``features.npz``.
 """
 
 import io

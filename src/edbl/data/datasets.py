@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import time
 import zipfile
 import zlib
 from collections import Counter
@@ -26,6 +27,7 @@ from edbl.data.download import Remote
 from edbl.data.folder import in_threads, load_folder
 from edbl.data.images import Dataset, Images
 from edbl.errors import EdblError, unknown
+from edbl.files import replacing
 
 CIFAR10 = Remote(
     name="cifar-10-binary.tar.gz",
@@ -76,6 +78,7 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
+ABANDONED = 3600  # seconds after which nobody is still writing a cache
 TINY_FORMAT = "1"  # of the cache; a change of how images are read or ordered needs a new one
 TINY_CHUNK = 256  # images that one thread reads at a time
 
@@ -410,17 +413,20 @@ def _write_cache(path: Path, source: str, dataset: Dataset) -> None:
         "test.y": dataset.test.y,
     }
     meta = {"format": TINY_FORMAT, "source": source, "classes": json.dumps(dataset.classes)}
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            left.unlink(missing_ok=True)
     try:
-        part.touch()
-        mode = part.stat().st_mode
-        save_file(tensors, part, meta)  # for this user alone, where others may share the folder
-        part.chmod(mode)
-        os.replace(part, path)
-    except (OSError, SafetensorError) as error:
-        raise EdblError(f"cannot write {path}: {error}\nmake room there, or set another data folder") from error
-    finally:
-        part.unlink(missing_ok=True)
+        with replacing(path) as part:
+            part.touch()
+            mode = part.stat().st_mode
+            try:
+                save_file(tensors, part, meta)  # for this user alone, where others may share the folder
+            except SafetensorError as error:
+                raise OSError(str(error)) from error
+            part.chmod(mode)
+    except EdblError as error:
+        raise EdblError(f"{error}\nmake room there, or set another data folder") from error
 
 
 def _settings(

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images (uint8, ``[n, c, h, w]``) or vectors (float32, ``[n, d]``) with their labels."""
+    """Images (uint8, ``[n, c, h, w]``), vectors (float32, ``[n, d]``) or views of them (float16, ``[n, views, d]``)."""
 
     x: Tensor
-    y: Tensor  # [n] int64
+    y: Tensor  # [n] int64, their labels
 
     def __len__(self) -> int:
         return self.y.shape[0]
@@ -32,6 +32,11 @@ class Images:
     def counts(self, classes: int) -> Tensor:
         """Return how many images each of the first ``classes`` labels has."""
         return torch.bincount(self.y, minlength=classes)
+
+    def shuffled(self, generator: Generator) -> Tensor:
+        """Return where the images are, class by class, those of a class in random order."""
+        order = torch.randperm(len(self), generator=generator).to(self.y.device)
+        return order[self.y[order].argsort(stable=True)]
 
     @staticmethod
     def cat(parts: Sequence["Images"]) -> "Images":

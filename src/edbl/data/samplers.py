@@ -7,6 +7,7 @@ of a phase has the same size, so images that do not fill a batch wait for the ne
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Generator, Tensor
@@ -36,6 +37,26 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Batches of ``sizes[i]`` images of part i; the parts follow each other in the data and have ``counts`` images."""
+
+    counts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: int
+
+    def __call__(self, generator: Generator) -> Tensor:
+        """Draw one epoch."""
+        starts = accumulate(self.counts, initial=0)
+        return torch.cat(
+            [
+                start + cycle(count, self.steps * size, generator).view(self.steps, size)
+                for start, count, size in zip(starts, self.counts, self.sizes, strict=False)
+            ],
+            dim=1,
+        )
+
+
+@dataclass(frozen=True)
 class OldNew:
     """Batches of ``old_batch`` old images, then ``new_batch`` new ones."""
 
@@ -47,9 +68,7 @@ class OldNew:
 
     def __call__(self, generator: Generator) -> Tensor:
         """Draw one epoch."""
-        old = cycle(self.old, self.steps * self.old_batch, generator).view(self.steps, -1)
-        new = cycle(self.new, self.steps * self.new_batch, generator).view(self.steps, -1)
-        return torch.cat([old, self.old + new], dim=1)
+        return Parts((self.old, self.new), (self.old_batch, self.new_batch), self.steps)(generator)
 
     @staticmethod
     def natural(old: int, new: int, batch: int, min_old: int) -> "OldNew":

@@ -12,7 +12,7 @@ from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
-from edbl.losses import cross_entropy, distillation
+from edbl.losses import by_share, cross_entropy
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.heads import CorrectedHead
 from edbl.schedule import Schedule
@@ -89,16 +89,12 @@ class BiC(Method):
         if self.teacher is None:
             return super().loss(batch)
         logits, teacher = self.net(batch.x).logits, self.teach(batch.x).logits
-        share = teacher.shape[1] / logits.shape[1]
-        kd = distillation(logits, teacher, self.config.temperature, self.config.kd_scale)
-        return (share * kd + (1 - share) * cross_entropy(logits, batch.y)).mean()
+        return by_share(logits, teacher, batch.y, self.config.temperature, self.config.kd_scale).mean()
 
     def bias_loss(self, batch: Batch) -> Tensor:
-        """Return cross-entropy of corrected logits plus the penalty on gamma; the backbone stays as it is."""
-        with torch.no_grad():
-            features = self.net(batch.x).features
+        """Return cross-entropy of corrected logits plus the penalty on gamma."""
         penalty = self.config.bias_penalty * self.correction[1].square() / 2
-        return cross_entropy(self.net.head(features), batch.y).mean() + penalty
+        return cross_entropy(self.net(batch.x).logits, batch.y).mean() + penalty
 
 
 def hold_out(images: Images, classes: int, each: int, generator: Generator) -> tuple[Images, Images]:
@@ -107,8 +103,7 @@ def hold_out(images: Images, classes: int, each: int, generator: Generator) -> t
     A class gives no more than half of its images: a lone one stays.
     """
     counts = images.counts(classes)
-    shuffled = torch.randperm(len(images), generator=generator).to(images.y.device)
-    shuffled = shuffled[images.y[shuffled].argsort(stable=True)]  # class by class
+    shuffled = images.shuffled(generator)
     label = images.y[shuffled]
     place = torch.arange(len(images), device=label.device) - (counts.cumsum(0) - counts)[label]  # within the class
     held = place < (counts // 2).clamp(max=each)[label]

@@ -152,10 +152,8 @@ class DERNet(Method):
         return loss.mean()
 
     def tune_loss(self, batch: Batch) -> Tensor:
-        """Return the cross-entropy of the head alone, at a temperature."""
-        with torch.no_grad():
-            features = self.net(batch.x).features
-        return cross_entropy(self.net.head(features) / self.config.temperature, batch.y).mean()
+        """Return the cross-entropy at a temperature."""
+        return cross_entropy(self.net(batch.x).logits / self.config.temperature, batch.y).mean()
 
 
 def auxiliary_loss(logits: Tensor, y: Tensor) -> Tensor:
@@ -167,7 +165,5 @@ def auxiliary_loss(logits: Tensor, y: Tensor) -> Tensor:
 def balanced(images: Images, classes: int, generator: Generator) -> Images:
     """Return as many images of each class as the smallest has, drawn at random."""
     counts = images.counts(classes)
-    shuffled = torch.randperm(len(images), generator=generator).to(images.y.device)
-    by_class = shuffled[images.y[shuffled].argsort(stable=True)]
     first = (counts.cumsum(0) - counts).unsqueeze(1)
-    return images[by_class[(first + torch.arange(int(counts.min()), device=first.device)).flatten()]]
+    return images[images.shuffled(generator)[(first + torch.arange(int(counts.min()), device=first.device)).flatten()]]

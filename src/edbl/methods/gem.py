@@ -6,11 +6,11 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from edbl.config import option
 from edbl.data.mixing import Batch
-from edbl.data.samplers import cycle
+from edbl.data.samplers import Parts
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
@@ -100,26 +100,6 @@ class GEM(Method):
         projected = project(_flat(gradients), torch.stack(rows), self.config.margin)
         for gradient, values in zip(gradients, projected.split([g.numel() for g in gradients]), strict=True):
             gradient.copy_(values.view(gradient.shape))
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Batches of ``sizes[i]`` images of part i; the parts follow each other in the data and have ``counts`` images."""
-
-    counts: tuple[int, ...]
-    sizes: tuple[int, ...]
-    steps: int
-
-    def __call__(self, generator: Generator) -> Tensor:
-        """Draw one epoch."""
-        starts = accumulate(self.counts, initial=0)
-        return torch.cat(
-            [
-                start + cycle(count, self.steps * size, generator).view(self.steps, size)
-                for start, count, size in zip(starts, self.counts, self.sizes, strict=False)
-            ],
-            dim=1,
-        )
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

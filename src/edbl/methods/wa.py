@@ -9,7 +9,7 @@ from torch import Tensor, linalg
 from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.losses import cross_entropy, distillation
+from edbl.losses import by_share
 from edbl.methods.base import Draw, Method, Phase
 
 
@@ -66,14 +66,10 @@ class WA(Method):
         Weights are clipped before each step, and by the phase after the last: the same as after each step.
         """
         self.clip()
-        logits = self.net(batch.x).logits
-        loss = cross_entropy(logits, batch.y)
-        if self.teacher is not None:
-            teacher = self.teach(batch.x).logits
-            share = teacher.shape[1] / logits.shape[1]
-            kd = distillation(logits, teacher, self.config.temperature, self.config.kd_scale)
-            loss = (1 - share) * loss + share * kd
-        return loss.mean()
+        if self.teacher is None:
+            return super().loss(batch)
+        logits, teacher = self.net(batch.x).logits, self.teach(batch.x).logits
+        return by_share(logits, teacher, batch.y, self.config.temperature, self.config.kd_scale).mean()
 
 
 def alignment(weight: Tensor, old: int, norm: Literal["l2", "l1"]) -> Tensor:

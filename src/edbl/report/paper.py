@@ -112,9 +112,9 @@ def _numbers(runs: Sequence[Record], row: Row, experiment: Experiment) -> list[S
         return []
     if experiment.number == "readouts":
         return [Stat.of(run.average_incremental_accuracy[readout] for run in runs) for readout in ("cnn", "nme")]
-    curves = [run.accuracy[row.readout] for run in runs]
     if experiment.number == "average":
-        return [Stat.of(sum(curve) / len(curve) for curve in curves)]
+        return [Stat.of(run.average_incremental_accuracy[row.readout] for run in runs)]
+    curves = [run.accuracy[row.readout] for run in runs]
     if experiment.number == "last":
         return [Stat.of(curve[-1] for curve in curves)]
     return [Stat.of(after) for after in zip(*curves, strict=True)]
