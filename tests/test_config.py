@@ -246,7 +246,6 @@ def test_toml_round_trip_of_awkward_values(tmp_path: Path) -> None:
         "data.name": './földer 🦊 "x" \\ \t\x7f\n',
         "stream.protocol": "tasks",
         "stream.tasks": [["cat", 'a "dog"'], ["été", "3"]],
-        "stream.order": ["b", "a"],
         "options.alpha": 1e-12,
         "options.gamma": 1e20,
         "schedule.milestones": [],
@@ -280,6 +279,41 @@ def test_a_file_may_leave_out_what_the_preset_knows(tmp_path: Path) -> None:
     assert recipe.memory == "total=200"
     changed = Recipe.read(path, {"schedule.epochs": 4, "data.name": "cifar100"})
     assert (changed.schedule.epochs, changed.data.name, changed.memory) == (4, "cifar100", "total=2000")
+
+
+IDLE = "means nothing to protocol"
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([{"stream.base": 4, "step": 3}], f"stream.base {IDLE} base0; leave it out"),
+        ([{"protocol": "tasks", "stream.tasks": [["0"], ["1"]], "order": "1993"}], f"stream.order {IDLE} tasks"),
+        ([{"stream.protocol": "base-step"}, {"stream.phases": 5}], f"stream.phases {IDLE} base-step"),
+        ([{"stream.base": 4}, {"stream.protocol": "base-half"}], f"stream.base {IDLE} base-half"),
+    ],
+)
+def test_a_key_that_means_nothing_to_the_protocol_is_refused(layers: list[dict[str, object]], message: str) -> None:
+    with pytest.raises(EdblError, match=message):
+        Recipe.of(*layers)
+
+
+def test_a_later_layer_may_change_the_protocol(tmp_path: Path) -> None:
+    assert Recipe.of({"stream.phases": 2}, {"stream.protocol": "base-step", "stream.step": 3}).stream.step == 3
+    assert Recipe.of({"stream.step": 3}, {"stream.protocol": "base-step"}).stream.step == 3
+    path = tmp_path / "recipe.toml"
+    path.write_text("[stream]\nbase = 4\nstep = 3\n", encoding="utf-8")
+    with pytest.raises(EdblError, match=f"stream.base {IDLE} base0"):
+        Recipe.read(path)
+    assert Recipe.read(path, {"stream.protocol": "base-step"}).stream.base == 4
+    made = Recipe.build("rkd", phases=2)
+    path.write_text(made.toml(), encoding="utf-8")
+    for other in ({}, {"method": "edbl"}):
+        assert Recipe.read(path, {"stream.protocol": "base-step", **other}).stream.phases == 2, "a file of every value"
+    with pytest.raises(EdblError, match=f"stream.step {IDLE} base0"):
+        Recipe.read(path, {"stream.step": 3})
+    path.write_text(made.toml().replace("tasks = []\n", ""), encoding="utf-8")
+    assert Recipe.read(path) == made, "complete before there was a key"
 
 
 def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: Path) -> None:

@@ -126,14 +126,16 @@ def run(
     chosen = _settings(settings)
     made = []
     for named in [{"method": name} for name in methods or []] or [{}]:
-        layers = flags, named, chosen
+        options = flags | named
+        if twice := [key for key in chosen if key in options]:
+            raise EdblError(f"{twice[0]} is given twice, once by --set")
+        layer = options | chosen
         try:
-            one = Recipe.of(*layers) if recipe is None else Recipe.read(_recipe_file(recipe), *layers)
+            one = Recipe.of(layer) if recipe is None else Recipe.read(_recipe_file(recipe), layer)
         except EdblError as error:
             if len(methods or []) < 2:
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
-        _refuse_contradictions(one, {*flags, *named}, list(chosen))
         made += [replace(one, seed=one.seed + number) for number in range(seeds)]
     if len(made) == 1:
         _run_one(made[0], out, data_dir)
@@ -149,19 +151,6 @@ def _settings(given: list[str] | None) -> dict[str, object]:
     if again := [key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number])]:
         raise EdblError(f"--set gives {again[0]} twice")
     return dict(pairs)
-
-
-def _refuse_contradictions(recipe: "Recipe", options: set[str], settings: list[str]) -> None:
-    """Refuse a key that both an option and ``--set`` give, and one that means nothing to the protocol."""
-    from edbl.config import resolve
-
-    keys = recipe.keys(recipe.method)
-    asked = {resolve(key, keys) for key in settings}
-    if twice := sorted(asked & options):
-        raise EdblError(f"{twice[0]} is given twice, once by --set")
-    if idle := sorted((asked | options) & recipe.stream.idle):
-        name = f"--{idle[0].removeprefix('stream.')}" if idle[0] in options else idle[0]
-        raise EdblError(f"{name} means nothing to protocol {recipe.stream.protocol}; leave it out")
 
 
 def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:

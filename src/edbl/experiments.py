@@ -197,7 +197,7 @@ def folder_of(column: Column, row: Row, seed: int) -> str:
 
 def recipe_of(column: Column, row: Row, seed: int) -> Recipe:
     """Return the recipe of a cell's run."""
-    return Recipe.of({"method": row.method, "seed": seed, **column.settings, **row.options})
+    return Recipe.of({"method": row.method, "seed": seed, **column.settings}, row.options)
 
 
 def planned(experiments: Sequence[Experiment], seeds: Sequence[int], methods: Sequence[str] = ()) -> list[Planned]:

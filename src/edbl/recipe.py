@@ -2,10 +2,10 @@
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import torch
 
@@ -152,12 +152,14 @@ class Recipe(_Common):
     def of(cls, *layers: Mapping[str, object], complete: bool = False) -> Self:
         """Return the recipe for values by dotted key, those of later layers winning.
 
-        What is missing comes from preset and data set. Of ``complete`` values nothing was missing when they were
-        written; what is missing now is newer than they are, and has its built-in default.
+        What is missing comes from preset and data set. With ``complete``, nothing of the first layer was missing when
+        it was written; what is missing now is newer, and has its built-in default.
         """
         method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
         known = cls.keys(method)
-        checked = {k: v for layer in layers for k, v in check_values(layer, known, method).items()}
+        given = [check_values(layer, known, method) for layer in layers]
+        checked = {k: v for layer in given for k, v in layer.items()}
+        _refuse_idle(given, complete)
         name = str(checked.get("data.name", known["data.name"].default))
         filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
         kind = find_method(method)
@@ -242,6 +244,20 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
     return config.check(values, known, command("list", "options", method))
+
+
+def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:
+    """Refuse a key that means nothing to the protocol, neither to that of its own layer nor to the last one.
+
+    A layer of all keys is one of a recipe: nobody chose them.
+    """
+    streams = [StreamSettings()]
+    for layer in layers:
+        streams.append(StreamSettings(cast(Any, layer.get("stream.protocol", streams[-1].protocol))))
+    every = config.leaves(StreamSettings, "stream.").keys()
+    for layer, stream in list(zip(layers, streams[1:], strict=True))[complete:]:
+        if not every <= layer.keys() and (idle := sorted(layer.keys() & stream.idle & streams[-1].idle)):
+            raise EdblError(f"{idle[0]} means nothing to protocol {streams[-1].protocol}; leave it out")
 
 
 def parse_setting(text: str) -> tuple[str, object]:
