@@ -24,6 +24,7 @@ from edbl import metrics, records
 from edbl.cli import app
 from edbl.data.datasets import DATASETS
 from edbl.methods import methods
+from edbl.methods.base import Method
 from edbl.nets.backbones import BACKBONES
 from edbl.presets import PAPER
 from edbl.recipe import Recipe
@@ -229,6 +230,14 @@ def test_every_method_has_a_page_with_its_options(method: str) -> None:
     assert any(
         f"edbl run {method}" in command for block in blocks(f"docs/methods/{method}.md") for command in block.commands
     )
+
+
+def test_what_a_method_may_change_is_called_as_described() -> None:
+    described = re.findall(r"^\| `(\w+)\((.*?)\)` \|", PAGES["docs/adding-a-method.md"], re.MULTILINE)
+    assert len(described) == 9
+    for name, arguments in described:
+        expected = [word for word in inspect.signature(getattr(Method, name)).parameters if word != "self"]
+        assert arguments.split(", ") == expected, name
 
 
 def test_every_key_of_a_recipe_is_described() -> None:
