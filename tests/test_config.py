@@ -666,6 +666,14 @@ def test_presets_leave_the_options_of_users_alone(preset: str, epochs: int, tmp_
     assert (cifar["options.gamma"], cifar["options.balance.lr"]) == (2.0, 0.5)
 
 
+@pytest.mark.parametrize(("epochs", "milestones"), [(0, (48, 80, 104)), (150, (60, 100, 130)), (300, (120, 200, 260))])
+def test_milestones_of_a_first_task_go_with_its_epochs(epochs: int, milestones: tuple[int, ...]) -> None:
+    recipe = Recipe.build("rkd", "cifar100", task_epochs=epochs, shape="steps")
+    assert recipe.first.schedule(recipe.schedule).milestones == milestones
+    assert Recipe.build("wa", "cifar100", preset="paper").first.task_milestones == (60, 120, 170)
+    assert Recipe.build("wa", "cifar100", preset="paper", task_epochs=20).first.task_milestones == ()
+
+
 def test_short_schedules_are_not_lengthened() -> None:
     found = [Recipe.build("mnemonics", "digits", preset=preset).values() for preset in ("default", "quick")]
     assert [values["options.exemplars.epochs"] for values in found] == [5, 4]

@@ -262,6 +262,7 @@ def test_the_first_task_may_have_values_of_its_own() -> None:
     assert FirstTask().optim(optim) == optim
     assert FirstTask(task_lr=0.3).schedule(later) == Schedule(10, 0.3, (5,))
     assert FirstTask(task_epochs=4, task_milestones=(2,)).schedule(later) == Schedule(4, 0.1, (2,))
+    assert FirstTask(task_milestones=(2,)).schedule(later) == Schedule(10, 0.1, (2,))
     assert FirstTask(task_epochs=20).schedule(later) == Schedule(20, 0.1, (10,))
     assert FirstTask(task_weight_decay=1e-3).optim(optim) == Optim(weight_decay=1e-3)
     method = make("rkd")

@@ -177,7 +177,10 @@ class Recipe(_Common):
                 squared="options.kd_scale" in known and known["options.kd_scale"].default == "t2",
             )
             own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
-            filled |= {k: v for k, v in preset.items() if k in known and k not in theirs} | own | checked
+            preset = {k: v for k, v in preset.items() if k in known and k not in theirs} | own
+            if "first.task_epochs" in checked:  # the preset's milestones are those of its own epochs
+                preset.pop("first.task_milestones", None)
+            filled |= preset | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()

@@ -51,17 +51,14 @@ class FirstTask:
     """What the first task does otherwise than the later ones; 0 means as they do."""
 
     task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0)
-    task_milestones: tuple[int, ...] = option((), "its milestones, with task_epochs; none: as later ones, scaled")
+    task_milestones: tuple[int, ...] = option((), "its milestones; none: those of later tasks, scaled")
     task_lr: float = option(0.0, "its learning rate; 0 means schedule.lr", least=0)
     task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)
 
     def schedule(self, later: Schedule) -> Schedule:
         """Return the schedule of the first task, given that of later ones."""
-        rate = replace(later, lr=self.task_lr or later.lr)
-        if not self.task_epochs:
-            return rate
-        scaled = rate.scaled(self.task_epochs)
-        return replace(scaled, milestones=self.task_milestones or scaled.milestones)
+        scaled = later.scaled(self.task_epochs) if self.task_epochs else later
+        return replace(scaled, lr=self.task_lr or later.lr, milestones=self.task_milestones or scaled.milestones)
 
     def optim(self, later: Optim) -> Optim:
         """Return the optimiser of the first task, given that of later ones."""
