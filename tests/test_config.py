@@ -53,7 +53,7 @@ class Outer:
     name: str = option("oak", "what it is called")
     flag: bool = option(False, "yes or no")
     kind: Literal["tree", "shrub"] = option("tree", "which plant")
-    steps: tuple[int, ...] = option((1, 2), "where")
+    steps: tuple[int, ...] = option((1, 2), "where", least=1, most=99)
     order: str | tuple[str, ...] = option("natural", "which order")
     first: Inner = Inner()
     second: Inner = Inner(depth=7)
@@ -149,6 +149,8 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
         ("first.depth", 10, "first.depth = 10 is too large: at most 9"),
         ("first.rate", -0.1, "first.rate = -0.1 is too small: at least 0"),
         ("first.rate", 1.01, "first.rate = 1.01 is too large: at most 1"),
+        ("steps", [3, 0], "steps = 0 is too small: at least 1"),
+        ("steps", [100, 3], "steps = 100 is too large: at most 99"),
         ("first.rate", math.inf, "first.rate = inf is not a finite number"),
         ("first.rate", math.nan, "first.rate = nan is not a finite number"),
         ("depth", 3, "key 'depth' is ambiguous: it may be first.depth or second.depth"),
@@ -382,6 +384,11 @@ def test_unreadable_files(tmp_path: Path) -> None:
         ({"epochs": 3}, "key 'epochs' is ambiguous: it may be schedule.epochs or options.balance.epochs"),
         ({"seed": -1}, "seed = -1 is too small: at least 0"),
         ({"schedule.epochs": 0}, "schedule.epochs = 0 is too small: at least 1"),
+        ({"schedule.milestones": [3, -1]}, "schedule.milestones = -1 is too small: at least 1"),
+        ({"first.task_milestones": [0]}, "first.task_milestones = 0 is too small: at least 1"),
+        ({"options.balance.milestones": [0]}, "options.balance.milestones = 0 is too small: at least 1"),
+        ({"data.mean": [0.5, 128]}, "data.mean = 128.0 is too large: at most 1"),
+        ({"data.mean": [-0.5]}, "data.mean = -0.5 is too small: at least 0"),
         ({"optim.momentum": 1.5}, "optim.momentum = 1.5 is too large: at most 1"),
         ({"optim.batch": "big"}, "optim.batch = 'big' is not a whole number"),
         ({"options.detach": "no"}, "options.detach = 'no' is not true or false"),

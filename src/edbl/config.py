@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def option(default: T, help: str, least: float | None = None, most: float | None = None) -> T:
-    """Declare a setting with its default, one line of help, and its range."""
+    """Declare a setting with its default, one line of help, and its range; that of a list is the range of its items."""
     return field(default=default, metadata={"help": help, "least": least, "most": most})
 
 
@@ -45,11 +45,12 @@ class Leaf:
             if self.choices:
                 raise unknown(f"value of {key}", str(value), self.choices)
             raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}")
-        if isinstance(fitted, int | float) and not isinstance(fitted, bool):
-            if self.least is not None and fitted < self.least:
-                raise EdblError(f"{key} = {fitted} is too small: at least {self.least:g}")
-            if self.most is not None and fitted > self.most:
-                raise EdblError(f"{key} = {fitted} is too large: at most {self.most:g}")
+        items = fitted if isinstance(fitted, tuple) else (fitted,)
+        for number in (item for item in items if isinstance(item, int | float)):
+            if self.least is not None and number < self.least:
+                raise EdblError(f"{key} = {number} is too small: at least {self.least:g}")
+            if self.most is not None and number > self.most:
+                raise EdblError(f"{key} = {number} is too large: at most {self.most:g}")
         return fitted
 
 

@@ -35,7 +35,7 @@ class DataSettings:
     pad: int = option(4, "pixels of padding for the random crop", least=0, most=64)
     brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
     cutout: int = option(0, "side of a square that is blanked somewhere in each training image", least=0, most=1024)
-    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation")
+    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation", least=0, most=1)
     std: tuple[float, ...] = option((0.25,), "standard deviation of each channel")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")

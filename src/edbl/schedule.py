@@ -27,7 +27,7 @@ class Schedule:
 
     epochs: int = option(150, "passes over the training images", least=1)
     lr: float = option(0.1, "learning rate", least=0)
-    milestones: tuple[int, ...] = option((60, 100, 130), "epochs at which the learning rate falls")
+    milestones: tuple[int, ...] = option((60, 100, 130), "epochs at which the learning rate falls", least=1)
     decay: float = option(0.1, "factor by which it falls", least=0, most=1)
     shape: Literal["steps", "cosine"] = option("steps", "fall at the milestones, or along half a cosine to 0")
 
@@ -51,7 +51,7 @@ class FirstTask:
     """What the first task does otherwise than the later ones; 0 means as they do."""
 
     task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0)
-    task_milestones: tuple[int, ...] = option((), "its milestones; none: those of later tasks, scaled")
+    task_milestones: tuple[int, ...] = option((), "its milestones; none: those of later tasks, scaled", least=1)
     task_lr: float = option(0.0, "its learning rate; 0 means schedule.lr", least=0)
     task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)
 
