@@ -369,6 +369,8 @@ def test_a_method_file_that_is_named_or_written_oddly(cli: Cli) -> None:
     imported = MINE.replace("from edbl", "from dataclasses import dataclass\nfrom edbl", 1)
     Path("plain.py").write_text(imported.rstrip("\n") + "\n" + plain)
     refused(cli("run", "plain.py", *QUICK, "--out", "run"), "Config.x must be an option")
+    Path("bare.py").write_text(MINE.rstrip("\n") + "\n\n    class Config(RKD.Config):\n        x: int = 3\n")
+    refused(cli("run", "bare.py", *QUICK, "--out", "run"), "Config is not a dataclass: write @dataclass(frozen=True)")
     assert not Path("run").exists()
 
 

@@ -107,6 +107,21 @@ def test_leaves_know_type_default_help_and_range() -> None:
     assert config.flatten(Outer()) == {key: leaf.default for key, leaf in leaves.items()}
 
 
+def test_settings_without_a_decorator_of_their_own_are_refused() -> None:
+    class Deeper(Inner):
+        width: int = option(3, "how wide")
+
+    assert complaint(Deeper, {}).endswith("Deeper is not a dataclass: write @dataclass(frozen=True) above it")
+
+
+def test_settings_that_may_be_none_are_refused() -> None:
+    @dataclass(frozen=True)
+    class Vague:
+        width: int | None = option(None, "how wide")
+
+    assert "Vague.width may be None, which no recipe can hold" in complaint(Vague, {"width": "x"})
+
+
 @pytest.mark.parametrize(
     ("key", "value", "fitted"),
     [

@@ -90,10 +90,14 @@ def _describe(kind: Any) -> str:
 
 def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
     """Return the settings of a dataclass by dotted key."""
+    if "__dataclass_fields__" not in vars(kind):  # its own: a subclass of a dataclass has those of its base
+        raise EdblError(f"{kind.__qualname__} is not a dataclass: write @dataclass(frozen=True) above it")
     hints = get_type_hints(kind)
     found: dict[str, Leaf] = {}
     for item in dataclasses.fields(kind):
         hint, key = hints[item.name], prefix + item.name
+        if type(None) in get_args(hint):
+            raise EdblError(f"{kind.__qualname__}.{item.name} may be None, which no recipe can hold; use 0, say")
         if dataclasses.is_dataclass(hint):
             inner = leaves(cast(type, hint), key + ".")
             preset = {} if item.default is dataclasses.MISSING else flatten(item.default, key + ".")
