@@ -300,6 +300,8 @@ def test_a_record_of_another_recipe_does_not_count(cli: Cli, tmp_path: Path) -> 
     [
         (["table9"], "unknown table or figure 'table9'"),
         (["tiny", "--only", "rkd,lwf"], "unknown method in tiny 'lwf'"),
+        (["tiny", "--only", "rkd,"], "unknown method in tiny ''"),
+        (["tiny", "--only", ""], "unknown method in tiny ''"),
         (["tiny", "--data", "cifar10"], "tiny has nothing on cifar10"),
     ],
 )

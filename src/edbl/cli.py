@@ -479,7 +479,7 @@ def reproduce(
     from edbl.report import paper
 
     experiments = paper.find(name)
-    chosen = [word.strip() for word in only.split(",")] if only else []
+    chosen = [] if only is None else [word.strip() for word in only.split(",")]
     methods = sorted({row.method for experiment in experiments for row in experiment.rows})
     for method in chosen:
         if method not in methods:
