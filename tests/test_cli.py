@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
 import edbl
 from edbl import Recipe, records
@@ -64,6 +65,14 @@ def test_run_report_resume(cli: Cli) -> None:
     page = Path("both.html").read_text()
     assert "rkd" in page
     assert "finetune" in page
+
+
+def test_a_table_is_folded_in_a_narrow_terminal_only(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("run", "rkd", *QUICK, "--out", "run").code == 0
+    numbers = " ".join(f"{100 * share:.1f}" for share in records.read(Path("run")).accuracy["cnn"])
+    for terminal in (False, True):
+        monkeypatch.setattr("edbl.cli.console", Console(width=50, force_terminal=terminal))
+        assert (numbers in cli("report", "run").out) is not terminal
 
 
 def test_a_saved_recipe_runs_again_to_the_same_result(cli: Cli) -> None:

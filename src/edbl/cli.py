@@ -669,7 +669,7 @@ def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None
     found = completed([records.read(folder) for folder in folders])
     if figure:
         save_curves(groups(found), figure)
-    console.print(run_table(found))
+    _show(run_table(found))
     with console.status("making the report"):
         written = write_report(folders, page)
     console.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
