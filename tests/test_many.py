@@ -52,6 +52,27 @@ def test_one_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
     assert "loss became" in records.read(tmp_path / "bad").message
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs a system with CPU affinity")
+def test_only_the_cores_that_the_process_may_use_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(usual)})
+    try:
+        monkeypatch.setattr(os, "cpu_count", lambda: 64)
+        assert (environment.cores(), many.at_once("cpu")) == (1, 1)
+    finally:
+        os.sched_setaffinity(0, usual)
+
+
+@pytest.mark.parametrize(("limit", "threads"), [(3, 3), (9, 4)])
+def test_threads_of_a_run_are_its_share_of_the_cores_and_no_more_than_asked_for(
+    limit: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cores", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: limit)  # as OMP_NUM_THREADS has it
+    [record, _] = run_many([Job(recipe(seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)], 2, QUIET)
+    assert f"{threads} threads" in record.device
+
+
 def test_any_thread_may_start_them(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as threads:
         [record] = threads.submit(run_many, [Job(recipe(), tmp_path / "run")], 1, QUIET).result()

@@ -22,6 +22,11 @@ def pick_device(wanted: str) -> torch.device:
     return torch.device("cuda" if use_gpu else "cpu")
 
 
+def cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def describe(device: torch.device) -> str:
     """Return the device's name for a record, and how much of it the run had."""
     if device.type == "cuda":

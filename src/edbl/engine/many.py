@@ -106,7 +106,7 @@ def _work(
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    cores = os.cpu_count() or 1
+    cores = environment.cores()
     return min(6, cores) if environment.pick_device(device).type == "cuda" else max(1, cores // 2)
 
 
@@ -191,7 +191,7 @@ def _ended(
     """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
-    threads = max(1, (os.cpu_count() or 1) // workers)
+    threads = max(1, min(environment.cores() // workers, torch.get_num_threads()))  # which knows OMP_NUM_THREADS
     together = min(workers, len(places))
     part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
     running: dict[Future[None], int] = {}
