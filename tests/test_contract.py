@@ -293,7 +293,7 @@ def test_a_run_from_the_command_line_with_the_default_backbone_is_done(
     method: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edbl.report.page.write_report", lambda folders, out: out)  # it takes longer than all else
+    monkeypatch.setattr("edbl.report.page.write_report", lambda runs, out: out)  # it takes longer than all else
     short = ("--phases", 2, "--set", "optim.steps=1")
     finished = cli("run", method, "--data", "digits", "--preset", "quick", *short)
     assert finished.code == 0, finished

@@ -18,7 +18,7 @@ from edbl.errors import EdblError
 from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.report import plots
-from edbl.report.page import duration, write_report
+from edbl.report.page import duration, read_runs, write_report
 from edbl.report.tables import METRICS, Stat, completed, groups, run_table
 
 
@@ -59,7 +59,7 @@ def report(folder: Path, *runs: Record) -> str:
     for number, run in enumerate(runs):
         records.write(run, folder / f"run{number}")
         places.append(folder / f"run{number}")
-    return write_report(places, folder / "out" / "report.html").read_text()
+    return write_report(read_runs(places), folder / "out" / "report.html").read_text()
 
 
 def terminal(runs: list[Record], width: int = 120) -> str:
@@ -331,17 +331,17 @@ def test_report_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         write_report([], tmp_path / "x.html")
     records.write(make(), tmp_path / "run")
     with pytest.raises(EdblError, match="it is a folder"):
-        write_report([tmp_path / "run"], tmp_path)
+        write_report(read_runs([tmp_path / "run"]), tmp_path)
     with pytest.raises(EdblError, match="no such run folder"):
-        write_report([tmp_path / "none"], tmp_path / "x.html")
+        read_runs([tmp_path / "none"])
     records.write_features(tmp_path / "run", np.zeros((3, 2)), np.array([0, 1, 6]))
     with pytest.raises(EdblError, match="has not seen"):
-        write_report([tmp_path / "run"], tmp_path / "x.html")
+        write_report(read_runs([tmp_path / "run"]), tmp_path / "x.html")
 
 
 def test_a_run_named_twice_counts_once(tmp_path: Path) -> None:
     records.write(make(), tmp_path / "run")
-    out = write_report([tmp_path / "run", tmp_path / "run" / ".." / "run"], tmp_path / "report.html")
+    out = write_report(read_runs([tmp_path / "run", tmp_path / "run" / ".." / "run"]), tmp_path / "report.html")
     assert "1 run of 1 method" in out.read_text()
 
 

@@ -660,18 +660,17 @@ def _say(message: str) -> None:
 
 
 def _finish(folders: list[Path], page: Path, figure: Path | None = None) -> None:
-    from edbl import records
-    from edbl.report.page import write_report
+    from edbl.report.page import read_runs, write_report
     from edbl.report.plots import save_curves
-    from edbl.report.tables import completed, groups, run_table
+    from edbl.report.tables import groups, run_table
 
-    folders = list({folder.resolve(): folder for folder in folders}.values())
-    found = completed([records.read(folder) for folder in folders])
+    runs = read_runs(folders)
+    found = [run.record for run in runs]
     if figure:
         save_curves(groups(found), figure)
     _show(run_table(found))
     with console.status("making the report"):
-        written = write_report(folders, page)
+        written = write_report(runs, page)
     console.print(f"report: {written}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -34,15 +34,19 @@ class Run:
         return self.folder.resolve().name
 
 
-def write_report(folders: Sequence[Path], out: Path) -> Path:
-    """Compare the runs in ``folders`` in one HTML file at ``out``, and return ``out``."""
-    if not folders:
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Return the runs in ``folders``, each once."""
+    once = {folder.resolve(): folder for folder in folders}
+    found = completed([read(folder) for folder in once.values()])
+    return [Run(folder, record) for folder, record in zip(once.values(), found, strict=True)]
+
+
+def write_report(runs: Sequence[Run], out: Path) -> Path:
+    """Compare runs in one HTML file at ``out``, and return ``out``."""
+    if not runs:
         raise EdblError("nothing to report: name at least one run folder")
     if out.is_dir():
         raise EdblError(f"cannot write the report to '{out}': it is a folder, name a file such as report.html")
-    once = {folder.resolve(): folder for folder in folders}
-    found = completed([read(folder) for folder in once.values()])
-    runs = [Run(folder, record) for folder, record in zip(once.values(), found, strict=True)]
     text = _template().render(**_contents(runs))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
