@@ -1,5 +1,6 @@
 """The recipe: every value of a run, frozen, checked, saved with the run."""
 
+import inspect
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -236,7 +237,7 @@ class Recipe(_Common):
 def _declared_by_users(options: type) -> set[str]:
     """Return the keys of options that a user's method declares: whatever their names, our presets know none of them."""
     kinds = [kind for kind in options.__mro__ if not kind.__module__.startswith("edbl.methods.")]
-    return {f"options.{name}" for kind in kinds for name in vars(kind).get("__annotations__", ())}
+    return {f"options.{name}" for kind in kinds for name in inspect.get_annotations(kind)}
 
 
 def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
