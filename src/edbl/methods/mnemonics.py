@@ -88,9 +88,8 @@ class Mnemonics(RKD):
 
     def epochs(self, first: bool) -> int:
         """Return the epochs of all phases."""
-        more = (
-            1 if first else 2 * self.config.adjust_old
-        )  # sets of exemplars beyond those of new classes in later tasks
+        # The first task adjusts the exemplars of its classes, too; later ones may adjust both halves of the old ones.
+        more = 1 if first else 2 * self.config.adjust_old
         return super().epochs(first) + more * self.config.exemplars.epochs
 
     def phases(self, task: Task) -> Iterator[Phase]:
