@@ -646,10 +646,19 @@ def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, objec
 
 
 @pytest.mark.parametrize(
-    ("method", "temperature"), [("edbl", 4.0), ("rkd", 4.0), ("mnemonics", 2.0), ("bic", 2.0), ("der-net", 5.0)]
+    ("method", "given"),
+    [
+        ("edbl", {"temperature": 4.0, "kd_weight": 2.0, "balance_kd_weight": 1.0, "balance.lr": 0.03}),
+        ("rkd", {"temperature": 4.0, "kd_weight": 2.0}),
+        ("mnemonics", {"temperature": 2.0, "kd_weight": 1.0}),
+        ("ssil", {"kd_weight": 1.0}),
+        ("bic", {"temperature": 2.0}),
+        ("der-net", {"temperature": 5.0, "balance.lr": 0.1}),
+    ],
 )
-def test_a_temperature_that_was_chosen_for_rkd_is_no_other_methods(method: str, temperature: float) -> None:
-    assert Recipe.build(method, "cifar10", phases=2).values()["options.temperature"] == temperature
+def test_distillation_that_was_chosen_for_rkd_is_no_other_methods(method: str, given: dict[str, float]) -> None:
+    recipe = Recipe.build(method, "cifar10", phases=2).values()
+    assert {key: recipe[f"options.{key}"] for key in given} == given
 
 
 OWN = """from dataclasses import dataclass

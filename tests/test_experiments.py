@@ -15,11 +15,14 @@ from edbl.calibration import (
     CIFAR_10,
     DECIDED,
     EDBL,
+    FASTER_BALANCE,
     FEW_OLD,
+    FIRST_HEAVY,
     QUESTIONS,
     RATIO,
     SLOWER,
     SLOWEST,
+    SOFT,
     STRONG,
     TWO,
     experiment,
@@ -121,8 +124,8 @@ def test_preset_default_is_what_calibration_decided(
 
 def test_preset_default_is_what_calibration_decided_for_two_phases() -> None:
     shorter = {"schedule.epochs": 30, "schedule.milestones": (12, 20, 26)}  # a cosine does not ask for milestones
-    decided = {**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **SLOWEST, **STRONG, **shorter}
-    wanted = {**BASE, **EDBL, **decided, "options.temperature": 4.0, "data.holdout": 0.0}
+    decided = {**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **SLOWEST, **STRONG, **SOFT, **FIRST_HEAVY, **FASTER_BALANCE}
+    wanted = {**BASE, **EDBL, **decided, **shorter, "data.holdout": 0.0}
     recipe = Recipe.build("edbl", "cifar10", phases=2, memory="total=200").values()
     assert {key: recipe[key] for key in wanted} == wanted
 

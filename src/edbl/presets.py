@@ -102,8 +102,9 @@ def values(
         if (data, protocol, phases) == ("cifar10", "base0", 2):  # the same when many new images come in one task
             train = replace(train.scaled(30), lr=0.01)
             found["options.gamma"] = 1000.0
+            further |= {"balance": replace(balance, lr=0.03)} if balances else {}
             if squared:
-                found["options.temperature"] = 4.0
+                found |= {"options.temperature": 4.0, "options.kd_weight": 2.0}
         if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
             train = replace(train, lr=0.01)
             found["options.kd_growth"] = 1.0
