@@ -653,7 +653,7 @@ def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, objec
         ("mnemonics", {"temperature": 2.0, "kd_weight": 1.0}),
         ("ssil", {"kd_weight": 1.0}),
         ("bic", {"temperature": 2.0}),
-        ("der-net", {"temperature": 5.0, "balance.lr": 0.1}),
+        ("der-net", {"temperature": 5.0, "tune.lr": 0.1}),
     ],
 )
 def test_distillation_that_was_chosen_for_rkd_is_no_other_methods(method: str, given: dict[str, float]) -> None:

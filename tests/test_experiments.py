@@ -15,9 +15,11 @@ from edbl.calibration import (
     CIFAR_10,
     DECIDED,
     EDBL,
+    EPOCH,
     FASTER_BALANCE,
     FEW_OLD,
     FIRST_HEAVY,
+    FORTY,
     QUESTIONS,
     RATIO,
     SLOWER,
@@ -123,9 +125,10 @@ def test_preset_default_is_what_calibration_decided(
 
 
 def test_preset_default_is_what_calibration_decided_for_two_phases() -> None:
-    shorter = {"schedule.epochs": 30, "schedule.milestones": (12, 20, 26)}  # a cosine does not ask for milestones
-    decided = {**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **SLOWEST, **STRONG, **SOFT, **FIRST_HEAVY, **FASTER_BALANCE}
-    wanted = {**BASE, **EDBL, **decided, **shorter, "data.holdout": 0.0}
+    asked = {**DECIDED, **CIFAR_10, **FEW_OLD, **TWO, **SLOWEST, **STRONG, **SOFT}
+    chosen = {**EPOCH, **FIRST_HEAVY, **FASTER_BALANCE, **FORTY}
+    milestones = {"schedule.milestones": (16, 27, 35)}  # a cosine does not ask for them
+    wanted = {**BASE, **EDBL, **asked, **chosen, **milestones, "data.holdout": 0.0}
     recipe = Recipe.build("edbl", "cifar10", phases=2, memory="total=200").values()
     assert {key: recipe[key] for key in wanted} == wanted
 

@@ -100,8 +100,8 @@ def values(
             if data == "cifar100":  # nor do they bring back what a higher rate loses
                 train = replace(train, lr=0.03)
         if (data, protocol, phases) == ("cifar10", "base0", 2):  # the same when many new images come in one task
-            train = replace(train.scaled(30), lr=0.01)
-            found["options.gamma"] = 1000.0
+            train = replace(train.scaled(40), lr=0.01)
+            found |= {"options.gamma": 1000.0, "options.reading": "epoch"}
             further |= {"balance": replace(balance, lr=0.03)} if balances else {}
             if squared:
                 found |= {"options.temperature": 4.0, "options.kd_weight": 2.0}
