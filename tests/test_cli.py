@@ -73,6 +73,8 @@ def test_a_table_is_folded_in_a_narrow_terminal_only(cli: Cli, monkeypatch: pyte
     for terminal in (False, True):
         monkeypatch.setattr("edbl.cli.console", Console(width=50, force_terminal=terminal))
         assert (numbers in cli("report", "run").out) is not terminal
+        listed = cli("list", "options", "edbl").out.splitlines()
+        assert (len(listed) == 1 + len(Recipe.keys("edbl"))) is not terminal
 
 
 def test_a_saved_recipe_runs_again_to_the_same_result(cli: Cli) -> None:

@@ -457,7 +457,7 @@ def bench(
     for row in found["rows"]:
         numbers = f"{row['milliseconds']:.3f}", f"{row['images_per_second']:,.0f}", f"{row['of_bare']:.2f}"
         table.add_row(row["name"], *numbers)
-    console.print(table)
+    _show(table)
 
 
 @app.command()
@@ -555,7 +555,7 @@ def list_(
         from edbl.recipe import Recipe, toml_value
 
         table.add_column("key", no_wrap=True)
-        table.add_column("value", max_width=22)
+        table.add_column("value", max_width=22 if console.is_terminal else None)
         table.add_column("meaning")
         values = Recipe.build(method, data or "digits", preset=preset or "default").values()
         for key, leaf in sorted(Recipe.keys(method).items()):
@@ -582,7 +582,7 @@ def list_(
         table.add_column("what it runs")
         for path in sorted(_shipped_recipes().glob("*.toml")):
             table.add_row(path.stem, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
-    console.print(table)
+    _show(table)
 
 
 @data_app.command()
