@@ -23,8 +23,8 @@ standard deviation over seeds where there are several, with the number of seeds 
 italics. `-` is not run yet, or not printed. The data sets are the real ones, the class order is the natural one on
 CIFAR-10 ([why](calibration.md)) and that of seed 1993 elsewhere, all choices are those of preset `default`. *Quoted*:
 the paper took the number from elsewhere, so it is of another schedule, and maybe another class order; LwF* has
-exemplars and a cosine head, our `lwf` has neither. *Our reading*: no code or full text is public, so much had to be
-decided here.
+exemplars and a cosine head, our `lwf` has neither. *Our reading*: no code, only a part of it, or no full text is
+public, so much had to be decided here.
 """
 
 CALIBRATION_HEAD = """# Calibration
