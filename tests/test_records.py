@@ -1,8 +1,10 @@
+import errno
 import json
 import math
 import os
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -234,6 +236,13 @@ def test_a_lock_that_was_removed_meanwhile_keeps_nobody_out(tmp_path: Path, monk
 
     monkeypatch.setattr(fcntl, "flock", late)
     with pytest.raises(EdblError, match="another process is working in"), lock(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
+    with pytest.raises(EdblError, match=r"cannot lock .*: No locks available; use another file system"), lock(tmp_path):
         pass
 
 

@@ -317,6 +317,8 @@ def test_a_loss_that_really_diverges_is_reported(tmp_path: Path, cli: Cli) -> No
     assert finished.code == 2
     assert "the loss became" in finished.err
     assert "step" in finished.err
+    assert "lower the learning rate (schedule.lr) or a weight of the loss, in a new run (run" in finished.err
+    assert "checkpoint" not in finished.err
     assert "Traceback" not in finished.err
 
 

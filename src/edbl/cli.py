@@ -31,6 +31,7 @@ console = Console(emoji=False)
 # over, where other processes want the cores too; shorter costs nothing where none does.
 SPINS = "2000"
 WIDE = 10_000  # columns
+HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
@@ -54,7 +55,8 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
         where = f" ({error.filename})" if error.filename else ""
-        _stderr().print(f"[red]error:[/red] {escape(f'{error.strerror or error}{where}')}", highlight=False)
+        told = escape(f"{error.strerror or error}{where}")
+        _stderr().print(f"[red]error:[/red] {told}", highlight=False, soft_wrap=True)
         sys.exit(2)
 
 
@@ -189,19 +191,21 @@ def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, da
 def _many() -> Iterator[None]:
     code = 128 + signal.SIGINT
 
-    def end(*_: object) -> None:  # as a batch system asks for: what is shared with other processes is tidied up first
+    def end(number: int, _: object) -> None:  # as batch systems and closed terminals ask for: tidied up first
         nonlocal code
-        code = 128 + signal.SIGTERM
+        code = 128 + number
         raise KeyboardInterrupt
 
-    usual = signal.signal(signal.SIGTERM, end)
+    asked = [one for one in (signal.SIGTERM, HANGUP) if one and signal.getsignal(one) != signal.SIG_IGN]  # as by nohup
+    usual = {one: signal.signal(one, end) for one in asked}
     try:
         yield
     except KeyboardInterrupt:
         _stderr().print("interrupted; the same command goes on from the last checkpoints", highlight=False)
         raise typer.Exit(code) from None
     finally:
-        signal.signal(signal.SIGTERM, usual)
+        for one, handler in usual.items():
+            signal.signal(one, handler)
 
 
 def _name(recipe: "Recipe") -> str:
@@ -527,10 +531,10 @@ def results_(
     other = out.with_name("calibration.md")
     if other.exists() and paper.MADE_BY not in other.read_text(encoding="utf-8", errors="replace"):
         raise EdblError(f"{other} is not by `edbl results`, which would overwrite it; choose another folder by --out")
-    page = paper.page(results, out.with_suffix(""))
+    text = paper.with_tables(text, results) if readme else ""
+    write_atomic(out, paper.page(results, out.with_suffix("")).encode())
     if readme:
-        write_atomic(readme, paper.with_tables(text, results).encode())
-    write_atomic(out, page.encode())
+        write_atomic(readme, text.encode())
     write_atomic(other, paper.calibration_page(results).encode())
     told = f"results: {out} and {other}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)

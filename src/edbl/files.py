@@ -1,5 +1,6 @@
 """Files that are whole or not there at all."""
 
+import errno
 import os
 import re
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from edbl.errors import EdblError
 
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems that have none
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a file that is not whole yet
 
 
@@ -49,7 +52,7 @@ def lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of ``folder``; the system lifts the lock when this process ends, however it ends."""
     # Nothing is written to it, and no link followed: a folder may come from anywhere.
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(folder / ".lock", flags, 0o666), "r+b") as file:
+    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "r+b") as file:
         try:
             if sys.platform == "win32":
                 import msvcrt
@@ -59,8 +62,10 @@ def lock(folder: Path) -> Iterator[None]:
                 import fcntl
 
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / ".lock")):
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
                     raise OSError("the lock was removed by who had it")
         except OSError as error:
+            if error.errno in NO_LOCKS:
+                raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
             raise EdblError(f"another process is working in {folder}; wait for it to end") from error
         yield

@@ -23,6 +23,7 @@ from edbl.schedule import FirstTask, Optim, Schedule
 RECIPE = "recipe.toml"  # in the folder of a run
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
+MOST_PAD = 64  # pixels
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class DataSettings:
     augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "none"] = option(
         "none", "random changes of training images"
     )
-    pad: int = option(4, "pixels of padding for the random crop", least=0, most=64)
+    pad: int = option(4, "pixels of padding for the random crop", least=0, most=MOST_PAD)
     brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
     cutout: int = option(0, "side of a square that is blanked somewhere in each training image", least=0, most=1024)
     mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation", least=0, most=1)
@@ -181,7 +182,8 @@ class Recipe(_Common):
             preset = {k: v for k, v in preset.items() if k in known and k not in theirs} | own
             if "first.task_epochs" in checked:  # the preset's milestones are those of its own epochs
                 preset.pop("first.task_milestones", None)
-            filled |= preset | checked
+            filled |= preset
+            filled |= _milestones(filled, checked) | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
@@ -248,6 +250,17 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
     return config.check(values, known, command("list", "options", method))
+
+
+def _milestones(usual: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """Return the milestones of schedules of which the epochs alone are given: the usual ones, moved with them."""
+    found: dict[str, object] = {}
+    for key, epochs in given.items():
+        milestones = f"{key.removesuffix('epochs')}milestones"
+        if key.endswith(".epochs") and milestones in usual and milestones not in given:
+            schedule = Schedule(cast(int, usual[key]), milestones=cast(tuple[int, ...], usual[milestones]))
+            found[milestones] = schedule.scaled(cast(int, epochs)).milestones
+    return found
 
 
 def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:

@@ -9,7 +9,7 @@ from edbl.app import bundle as store
 from edbl.app import photos as files
 from edbl.app.bundle import Bundle, Event, Score
 from edbl.app.learn import better, measure, now
-from edbl.app.opening import held_out, open_model
+from edbl.app.opening import held_out, leave_out, open_model
 from edbl.errors import EdblError, command, unknown
 
 
@@ -25,13 +25,13 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         if len(found.names) > 1 and set(names) == set(found.names):
             raise EdblError(f"these are all classes of {folder}; delete the model instead")
         _refuse_begun(folder)
-        contents, model = open_model(folder, device, without=names)
-        x, labels = held_out(contents)
         try:
-            whole = open_model(folder, device)[1]  # with exemplars of the classes to forget
-        except EdblError:  # such as lost images
-            whole = model
-        before = measure(whole, x, labels)
+            contents, model = open_model(folder, device)
+        except EdblError:  # such as lost images of the classes to forget
+            contents, model = open_model(folder, device, without=names)
+        contents = leave_out(contents, names)
+        x, labels = held_out(contents)
+        before = measure(model, x, labels)
         for name in dict.fromkeys(names):
             model.forget(name)
         after = measure(model, x, labels)

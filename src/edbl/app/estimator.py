@@ -29,7 +29,7 @@ from edbl.engine import environment
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
 from edbl.files import lock, write_atomic
-from edbl.recipe import Recipe, check_values
+from edbl.recipe import MOST_PAD, Recipe, check_values
 from edbl.schedule import Schedule
 
 Array = NDArray[Any]
@@ -51,8 +51,10 @@ PARAMETERS = {  # recipe keys that are parameters of the estimator
     "seed": "random_state",
     "device": "device",
     "net.backbone": "backbone",
+    "schedule.epochs": "epochs",
+    "schedule.lr": "learning_rate",
+    "optim.batch": "batch_size",
 }
-TWICE = {"schedule.epochs": "epochs", "schedule.lr": "learning_rate", "optim.batch": "batch_size"}  # may be either
 
 
 @dataclass(frozen=True)
@@ -368,12 +370,9 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if not isinstance(given_options, Mapping) or not all(isinstance(key, str) for key in given_options):
             raise ValueError(f"options {self.options!r} are not recipe keys with values, such as {{'optim.warmup': 2}}")
         known = Recipe.keys(self.method)
-        options = check_values({k: _plain(v) for k, v in given_options.items()}, known, self.method)
+        options = check_values(given_options, known, self.method)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
-        for key in sorted(TWICE.keys() & options.keys()):
-            if getattr(self, TWICE[key]) is not None:
-                raise ValueError(f"'{key}' is given twice, by options and by {TWICE[key]}; leave out one of them")
         for key in options:
             if key.startswith(IDLE):
                 raise ValueError(
@@ -398,7 +397,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "checkpoint_seconds": 1e9,
         }
         if isinstance(read, _Images):
-            given |= {"data.mean": read.mean, "data.std": read.std, "data.pad": min(read.shape[1:]) // 8}
+            given |= {"data.mean": read.mean, "data.std": read.std, "data.pad": min(min(read.shape[1:]) // 8, MOST_PAD)}
         if "options.min_old" in known:
             given["options.min_old"] = max(1, batch // 4)
         usual = Recipe.of(given)
@@ -418,7 +417,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _value(self, parameter: str, key: str, usual: Any) -> Any:
         """Return a parameter, checked as the recipe key that it stands for."""
         value = getattr(self, parameter)
-        return usual if value is None else Recipe.keys(self.method)[key].check(parameter, _plain(value))
+        return usual if value is None else Recipe.keys(self.method)[key].check(parameter, value)
 
     def _read(self, X: Any, y: Any, read: _Vectors | _Images | None) -> tuple[Array, Array]:
         """Return checked samples, and labels unless ``y`` says that there are none."""

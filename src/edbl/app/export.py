@@ -173,7 +173,7 @@ def export_folder(folder: Path | str, path: Path | str) -> tuple[Model, float]:
         return model, write()
     kept = store.load(folder, [store.EXEMPLARS])
     images = store.pick(kept.images, kept.bundle.files(store.EXEMPLARS), settings.image_size)
-    backbone = extractor.backbone(torch.Generator())
+    backbone = extractor.load()
     return model, write(backbone=backbone, mean=extractor.mean, std=extractor.std, images=images)
 
 

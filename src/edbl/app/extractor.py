@@ -46,10 +46,6 @@ class Pretrained:
     load: Callable[[], Backbone]  # with its weights
     any_size: bool = True  # of images
 
-    def backbone(self, generator: Generator) -> Backbone:
-        """Return the network, ready to learn on; nothing of it is random."""
-        return self.load()
-
     def check(self, size: int) -> None:
         """Raise unless it takes images of this size."""
         if not self.any_size and size != self.image_size:

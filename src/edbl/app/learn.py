@@ -42,7 +42,7 @@ from edbl.data.folder import Pixels, bar, count, first, image_notes, in_threads,
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.files import write_atomic
+from edbl.files import LOCK, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import Recipe
 from edbl.seeds import Seeds
@@ -91,7 +91,7 @@ def increment(
             if made and not store.exists(folder) and not store.begun(folder):
                 store.discard(folder)
                 with suppress(OSError):
-                    (folder / ".lock").unlink()
+                    (folder / LOCK).unlink()
                     if not there:
                         folder.rmdir()
 
@@ -127,7 +127,7 @@ def _others(folder: Path, there: bool) -> list[Path]:
     """Return what is not of a model: in its begun increment, which will be removed and, if none is there, beside it."""
     found = store.strangers(folder)
     if folder.is_dir() and not there:
-        found += [path for path in folder.iterdir() if path.name not in (".lock", INCREMENT)]
+        found += [path for path in folder.iterdir() if path.name not in (LOCK, INCREMENT)]
     return found
 
 

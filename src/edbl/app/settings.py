@@ -21,7 +21,7 @@ from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, Foreign
-from edbl.recipe import Recipe, check_values
+from edbl.recipe import MOST_PAD, Recipe, check_values
 from edbl.schedule import Schedule
 
 MEMORY = "per_class=20"
@@ -258,7 +258,7 @@ def recipe(settings: Settings, images: int, length: float = 1.0) -> Recipe:
         "method": settings.method,
         "data.name": ".",  # any folder: what suits photos
         "data.image_size": settings.image_size,
-        "data.pad": settings.image_size // 8,
+        "data.pad": min(settings.image_size // 8, MOST_PAD),
         "memory": settings.memory,
         "seed": settings.seed,
         "net.backbone": "given" if settings.tune == "head" else settings.backbone if found is None else "resnet32",
@@ -296,7 +296,7 @@ def build(settings: Settings, made: Recipe, device: str, progress: Progress | No
         return Model(made, torch.Size((3, side, side)), transform, progress=progress)
 
     def make(generator: Generator) -> Backbone:
-        backbone = found.backbone(generator)
+        backbone = found.load()
         if not isinstance(backbone, Foreign):  # whose last ReLU, if any, stays
             backbone.last_relu = find_method(made.method).last_relu
         return backbone

@@ -78,7 +78,6 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-ABANDONED = 3600  # seconds after which nobody is still writing a cache
 TINY_FORMAT = "1"  # of the cache; a change of how images are read or ordered needs a new one
 TINY_CHUNK = 256  # images that one thread reads at a time
 
@@ -414,7 +413,7 @@ def _write_cache(path: Path, source: str, dataset: Dataset) -> None:
     }
     meta = {"format": TINY_FORMAT, "source": source, "classes": json.dumps(dataset.classes)}
     for left in path.parent.glob(f".{path.name}.*.tmp"):
-        if time.time() - left.stat().st_mtime > ABANDONED:
+        if time.time() - left.stat().st_mtime > download.ABANDONED:
             left.unlink(missing_ok=True)
     try:
         with replacing(path) as part:

@@ -5,12 +5,15 @@ import gzip
 import hashlib
 import http.client
 import os
+import shutil
 import tarfile
 import tempfile
+import time
 import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path, PureWindowsPath
@@ -20,9 +23,11 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from edbl.errors import EdblError, command
+from edbl.files import LOCK, lock
 
 TIMEOUT = 30.0  # seconds without a single byte
 CHUNK = 1 << 18  # bytes read at once
+ABANDONED = 3600  # seconds after which nobody is still writing
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,16 @@ def fetch(remote: Remote, folder: Path) -> Path:
         verify(remote, folder)
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
+    with lock(target.parent):
+        try:
+            _fetch(remote, folder, target)
+        finally:
+            with suppress(OSError):  # Windows keeps a file that is open
+                (target.parent / LOCK).unlink()
+    return target
+
+
+def _fetch(remote: Remote, folder: Path, target: Path) -> None:
     part = target.with_name(target.name + ".part")
     _download(remote, folder, part)
     found = _md5(part)
@@ -95,11 +110,13 @@ def fetch(remote: Remote, folder: Path) -> Path:
             f"it was removed; try {fetch_command(remote.dataset, folder)} again, or put the right file at {target}"
         )
     os.replace(part, target)
-    return target
 
 
 def extract_tar(archive: Path, folder: Path, wanted_top: str) -> Path:
     """Unpack ``wanted_top`` of a .tar.gz into ``folder``, all of it or nothing, and return its path."""
+    for left in folder.glob(".unpack-*"):  # of one that was killed
+        if time.time() - left.stat().st_mtime > ABANDONED:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         try:
             with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:

@@ -20,8 +20,8 @@ from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints, Saved
 from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
-from edbl.errors import EdblError, command
-from edbl.files import TEMPORARY, lock, sweep, write_atomic
+from edbl.errors import Diverged, EdblError, command
+from edbl.files import LOCK, TEMPORARY, lock, sweep, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
 from edbl.records import Record
@@ -125,7 +125,7 @@ def _taken(folder: Path) -> EdblError:
 def is_free(folder: Path) -> bool:
     """Tell whether a run may start in ``folder``: it holds nothing but what one killed before its record left."""
     names = {path.name for path in folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
-    return not names or (".lock" in names and names <= {".lock", RECIPE, records.CONFUSIONS})
+    return not names or (LOCK in names and names <= {LOCK, RECIPE, records.CONFUSIONS})
 
 
 def default_folder(recipe: Recipe) -> Path:
@@ -212,8 +212,11 @@ class _Session:
             record.status, record.message = "failed", str(error)
             with suppress(EdblError):  # a full disk must not hide what happened
                 records.write(record, folder)
-            at = f"run {folder}, task {len(record.seconds) + 1} of {len(self.stream)}; its last good checkpoint is kept"
-            raise EdblError(f"{error} ({at})") from error
+            at = f"run {folder}, task {len(record.seconds) + 1} of {len(self.stream)}"
+            if isinstance(error, Diverged):  # to go on would lead to the same
+                raise Diverged(f"{error}, in a new run ({at})") from error
+            kept = "; its last good checkpoint is kept" if checkpoints.names() else ""
+            raise EdblError(f"{error} ({at}{kept})") from error
         features, labels = self.sample_features()
         records.write_features(folder, features.numpy(), labels.numpy())
         record.status, record.message = "done", ""

@@ -27,11 +27,11 @@ def methods() -> dict[str, type[Method]]:
 
 
 @cache
-def _method_in_file(path: Path) -> type[Method]:
-    name = f"edbl_method_{path.stem}_{hashlib.sha256(str(path).encode(errors='replace')).hexdigest()[:8]}"
+def _method_in_file(path: Path, digest: str) -> type[Method]:
+    name = f"edbl_method_{path.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise EdblError(f"no method file at {path}")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look up annotations
     try:
@@ -45,9 +45,14 @@ def _method_in_file(path: Path) -> type[Method]:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the method of that name, or the one in a ``.py`` file."""
+    """Return the method of that name, or the one in a ``.py`` file, as the file is now."""
     if name.endswith(".py"):
-        return _method_in_file(Path(name).resolve())
+        path = Path(name).resolve()
+        try:
+            digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
+        except OSError as error:
+            raise EdblError(f"no method file at {path}: {error.strerror}") from error
+        return _method_in_file(path, digest)
     if name not in methods():
         raise unknown("method", name, methods())
     return methods()[name]
