@@ -22,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import edbl
 from edbl import EDBLClassifier, EdblError
 from edbl.app import estimator
+from edbl.engine.checkpoint import digest_of
 from edbl.files import write_atomic
 from edbl.methods import methods
 
@@ -612,7 +613,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
 def test_what_another_wrote_is_told(change: dict[str, Any], match: str, tmp_path: Path) -> None:
     quick(epochs=1).fit(*only((0, 1))).save(tmp_path)
     values = json.loads((tmp_path / "estimator.json").read_text())["values"] | change
-    digest = estimator._digest((tmp_path / "estimator.safetensors").read_bytes(), values)
+    digest = digest_of((tmp_path / "estimator.safetensors").read_bytes(), values)
     (tmp_path / "estimator.json").write_text(json.dumps({"values": values, "sha256": digest}))
     with pytest.raises(EdblError, match=match):
         EDBLClassifier.load(tmp_path)

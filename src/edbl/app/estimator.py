@@ -1,6 +1,5 @@
 """`EDBLClassifier`: a scikit-learn classifier that keeps learning new classes."""
 
-import hashlib
 import json
 import os
 import time
@@ -26,6 +25,7 @@ import edbl
 from edbl import config
 from edbl.app.model import Model
 from edbl.engine import environment
+from edbl.engine.checkpoint import digest_of
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
 from edbl.files import lock, write_atomic
@@ -479,7 +479,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         values |= {"parameters": parameters, "feature_names": None if names is None else names.tolist()}
         values |= {"format": FORMAT, "edbl": edbl.__version__}
         try:
-            text = json.dumps({"values": values, "sha256": _digest(data, values)}, indent=1)
+            text = json.dumps({"values": values, "sha256": digest_of(data, values)}, indent=1)
         except TypeError as error:
             raise ValueError(f"a parameter cannot be saved: {error}") from error
         folder = Path(path)
@@ -533,10 +533,6 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return found
 
 
-def _digest(data: bytes, values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(data + json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
 def _saved(folder: Path) -> tuple[str, dict[str, Any], bytes]:
     """Return what is saved in a folder, and the name of the file that holds the weights.
 
@@ -548,7 +544,7 @@ def _saved(folder: Path) -> tuple[str, dict[str, Any], bytes]:
         for name in WEIGHTS:
             with suppress(FileNotFoundError):
                 data = (folder / name).read_bytes()
-                if _digest(data, described["values"]) == described["sha256"]:
+                if digest_of(data, described["values"]) == described["sha256"]:
                     return name, described["values"], data
     raise ValueError("the checksum is wrong")
 

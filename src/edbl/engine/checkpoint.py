@@ -8,7 +8,7 @@ state whose whole chain is intact.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in saved.tensors.items()})
         write_atomic(self.folder / f"{name}.safetensors", data)
-        text = json.dumps({"values": saved.values, "sha256": _digest(data, saved.values)}, indent=1)
+        text = json.dumps({"values": saved.values, "sha256": digest_of(data, saved.values)}, indent=1)
         write_atomic(self.folder / f"{name}.json", text.encode())
 
     def load(self, name: str) -> Saved | None:
@@ -52,7 +52,7 @@ class Checkpoints:
         try:
             data = (self.folder / f"{name}.safetensors").read_bytes()
             described = json.loads((self.folder / f"{name}.json").read_bytes())
-            if described["sha256"] != _digest(data, described["values"]):
+            if described["sha256"] != digest_of(data, described["values"]):
                 return None
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -95,7 +95,8 @@ class Checkpoints:
         return None
 
 
-def _digest(data: bytes, values: dict[str, Any]) -> str:
+def digest_of(data: bytes, values: Mapping[str, Any]) -> str:
+    """Return the checksum of tensors and of the values that go with them."""
     digest = hashlib.sha256(data)
     digest.update(json.dumps(values, sort_keys=True).encode())
     return digest.hexdigest()

@@ -36,7 +36,7 @@ from edbl.engine.run import changed, is_free, method_digest, resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
 from edbl.methods import methods
-from edbl.recipe import RECIPE, DataSettings, Recipe
+from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
 
 MPS = "nvidia-cuda-mps-control"
@@ -132,7 +132,7 @@ def run_many(
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
-    _check_data([job.recipe.data for job in jobs if anew or not _is_done(job, otherwise)], data_dir)
+    _check_data([job.recipe.data.name for job in jobs if anew or not _is_done(job, otherwise)], data_dir)
     if anew:
         for job in jobs:
             if job.folder.is_dir():
@@ -264,10 +264,10 @@ def _is_done(job: Job, otherwise: str) -> bool:
     return found.status == "done"
 
 
-def _check_data(wanted: Sequence[DataSettings], data_dir: Path | None) -> None:
+def _check_data(wanted: Sequence[str], data_dir: Path | None) -> None:
     """Refuse data that cannot be loaded, here and once rather than in every run."""
     errors = []
-    for name in dict.fromkeys(data.name for data in wanted if not datasets.is_folder(data.name)):  # may take minutes
+    for name in dict.fromkeys(name for name in wanted if not datasets.is_folder(name)):  # may take minutes
         try:
             datasets.load(name, data_dir)
         except EdblError as error:
