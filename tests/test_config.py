@@ -691,6 +691,9 @@ def test_presets_leave_the_options_of_users_alone(preset: str, epochs: int, tmp_
     values = Recipe.build(str(tmp_path / "own.py"), preset=preset).values()
     assert (values["options.gamma"], values["options.counts"]) == (2.0, 3)
     assert (values["options.balance.epochs"], values["options.balance.lr"]) == (epochs, 0.5)
+    longer = Recipe.of({"method": str(tmp_path / "own.py"), "preset": preset, "options.balance.epochs": 60}).values()
+    at = {"default": (39,), "paper": (40,), "quick": (45,)}[preset]  # 13 of 20, 20 of 30, 3 of 4
+    assert longer["options.balance.milestones"] == at
     theirs = Recipe.build("edbl", preset=preset).values()
     assert values["options.alpha"] == theirs["options.alpha"]  # inherited
     cifar = Recipe.build(str(tmp_path / "own.py"), "cifar100", preset=preset).values()

@@ -163,7 +163,8 @@ class Recipe(_Common):
         checked = {k: v for layer in given for k, v in layer.items()}
         _refuse_idle(given, complete)
         name = str(checked.get("data.name", known["data.name"].default))
-        filled = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name)) | checked
+        usual = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name))
+        filled = usual | checked
         kind = find_method(method)
         if not complete:
             theirs = _declared_by_users(kind.Config)
@@ -182,8 +183,8 @@ class Recipe(_Common):
             preset = {k: v for k, v in preset.items() if k in known and k not in theirs} | own
             if "first.task_epochs" in checked:  # the preset's milestones are those of its own epochs
                 preset.pop("first.task_milestones", None)
-            filled |= preset
-            filled |= _milestones(filled, checked) | checked
+            usual |= preset
+            filled = usual | _milestones(usual, checked) | checked
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
