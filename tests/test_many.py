@@ -202,12 +202,14 @@ def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_pa
     command = [sys.executable, "-m", "edbl", "run", "rkd", "finetune", "icarl", "--data", "digits", "--preset", "quick"]
     command += ["--set", "net.backbone=mlp", "--set", "epochs=100000", "--at-once", "2", "--out", str(tmp_path / "all")]
     begun = [tmp_path / "all" / f"{method}-seed0" for method in ("rkd", "finetune")]
-    usual = signal.signal(signal.SIGINT, signal.SIG_DFL)  # tests that a shell runs in the background are deaf to it
+    # Tests that a shell runs in the background, or nohup, are deaf to these.
+    usual = {one: signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)}
     (tmp_path / "temporary").mkdir()
     places = os.environ | {"TMPDIR": str(tmp_path / "temporary")}
     with (tmp_path / "errors").open("w") as errors:
         process = subprocess.Popen(command, stdout=errors, stderr=errors, start_new_session=True, env=places)
-    signal.signal(signal.SIGINT, usual)
+    for one, handler in usual.items():
+        signal.signal(one, handler)
     try:
         wait_for("both begin", 120, lambda: all((folder / "checkpoints").exists() for folder in begun))
         assert not any(is_left(folder) for folder in begun)
