@@ -27,10 +27,8 @@ LAYERS = {
     "presets": ["config", "schedule", "memory"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
     "records": ["errors", "files", "metrics"],
-    "experiments": ["recipe"],
-    "calibration": ["experiments"],
-    "report": ["errors", "files", "metrics", "records", "experiments", "calibration", "recipe"],
-    "demo": ["config", "methods", "recipe"],
+    "report": ["errors", "files", "metrics", "records", "recipe"],
+    "studies": ["errors", "files", "config", "methods", "recipe", "records", "report"],
 }
 
 

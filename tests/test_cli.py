@@ -15,9 +15,9 @@ from rich.console import Console
 
 import edbl
 from edbl import Recipe, records
-from edbl.demo import recipes as demo_recipes
 from edbl.engine.step import Step
 from edbl.methods import find_method
+from edbl.studies.demo import recipes as demo_recipes
 from tests.conftest import Cli, Finished
 
 QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
@@ -151,7 +151,7 @@ def test_data_verify_digits(cli: Cli) -> None:
 def test_a_demo_that_was_stopped_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"net.backbone": "mlp", "schedule.epochs": 1, "optim.steps": 2}
     made = [Recipe.build(name, "digits", preset="quick", **small) for name in ("rkd", "edbl")]
-    monkeypatch.setattr("edbl.demo.recipes", lambda: made)
+    monkeypatch.setattr("edbl.studies.demo.recipes", lambda: made)
     with monkeypatch.context() as patch:
         patch.setattr(Step, "__call__", Mock(side_effect=KeyboardInterrupt))
         found = cli("demo", "--out", "here")
@@ -225,8 +225,7 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--seed", "9" * 400], ["seed", "a whole number"]),
         (["run", "edbl", "--set", "temperature=" + "9" * 400], ["temperature", "a finite number"]),
         (["run", "edbl", "--set", "seed=" + "9" * 5000], ["seed", "a whole number"]),
-        (["results", "--out", "page"], ["must end in .md"]),
-        (["results", "--out", "calibration.md"], ["the name of the other page"]),
+        (["results", "page"], ["must end in .md"]),
         (["run", "edbl", "--data", "./nowhere"], ["nowhere"]),
         (["run", "edbl", "--data", "cifar100"], ["cifar-100-binary.tar.gz", "https://", "edbl data fetch cifar100"]),
         (["run", "nowhere.py"], ["no method file"]),

@@ -160,8 +160,9 @@ def test_links_lead_somewhere(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_lines_fit(page: str) -> None:
-    made = page == "docs/results.md"  # by `edbl results`, with wide tables
-    assert made or [line for line in PAGES[page].splitlines() if len(line) > 120] == []
+    # What stands between marks is made by `edbl results`, with wide tables.
+    written = re.sub(r"(?ms)^<!-- (\w+) -->$.*?^<!-- end of \1 -->$", "", PAGES[page])
+    assert [line for line in written.splitlines() if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs")])

@@ -22,6 +22,7 @@ from edbl.errors import EdblError, command, unknown
 if TYPE_CHECKING:
     from edbl.engine.progress import Bars
     from edbl.recipe import Recipe
+    from edbl.studies.paper import Experiment
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 data_app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
@@ -238,11 +239,11 @@ def report(
 @app.command()
 def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None) -> None:
     """Learn scikit-learn's digits in 5 tasks with basic RKD and with EDBL, and compare them."""
-    from edbl.demo import recipes
     from edbl.engine.run import resume
     from edbl.engine.run import run as start
     from edbl.recipe import RECIPE, Recipe
     from edbl.records import RECORD
+    from edbl.studies.demo import recipes
 
     folder = out or _free(Path("runs/demo"))
     console.print(
@@ -466,7 +467,7 @@ def bench(
 
 @app.command()
 def reproduce(
-    name: Annotated[str, typer.Argument(help="table1 to table5, fig2 to fig4, or calibration.")],
+    name: Annotated[str, typer.Argument(help="table1 to table5, or fig2 to fig4.")],
     seeds: Annotated[int, typer.Option(help="How many runs of each cell, with seeds from 0 on.", min=1)] = 1,
     only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
@@ -477,67 +478,82 @@ def reproduce(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
+    from edbl.studies import pages
+
+    chosen = None if only is None else [word.strip() for word in only.split(",")]
+    _study(pages.find(name), seeds, chosen, data, at_once, resume, runs, results, data_dir)
+
+
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(help="A study: question, streams and candidates, as TOML.")],
+    seeds: Annotated[int, typer.Option(help="How many runs of each candidate, with seeds from 0 on.", min=1)] = 1,
+    at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
+    runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/studies"),
+    results: Annotated[Path, typer.Option(help="Where the records of finished runs are kept.")] = Path("results"),
+    data_dir: DataDir = None,
+) -> None:
+    """Run what is missing of a study on held-out training images, and show its candidates side by side."""
+    from edbl.studies.study import read
+
+    found = read(file)
+    _study(found.experiment, seeds, None, None, at_once, resume, runs, results, data_dir)
+    for title, text in (("rule", found.rule), ("decision", found.decision)):
+        if text:
+            console.print(f"{title}: {text}", markup=False, highlight=False)
+
+
+def _study(
+    experiment: "Experiment",
+    seeds: int,
+    methods: list[str] | None,
+    data: str | None,
+    at_once: int | None,
+    resume: bool,
+    runs: Path,
+    results: Path,
+    data_dir: Path | None,
+) -> None:
+    """Run what is missing of an experiment, keep it, and show all of it."""
     from edbl.engine.many import Job, run_many
     from edbl.engine.many import at_once as usual
-    from edbl.experiments import planned
-    from edbl.report import paper
+    from edbl.studies import pages
+    from edbl.studies.paper import wanted
+    from edbl.studies.shelf import Shelf
 
-    experiments = paper.find(name)
-    chosen = [] if only is None else [word.strip() for word in only.split(",")]
-    methods = sorted({row.method for experiment in experiments for row in experiment.rows})
-    for method in chosen:
-        if method not in methods:
-            raise unknown(f"method in {name}", method, methods)
-    wanted = [p for p in planned(experiments, range(seeds), chosen) if data in (None, p.recipe.data.name)]
-    if not wanted:
-        raise EdblError(f"{name} has nothing on {data}")
-    missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
+    shelf = Shelf(results)
+    missing = [p for p in wanted(experiment, range(seeds), methods, data) if not shelf.has(p.recipe)]
     jobs = [Job(p.recipe, runs / p.folder) for p in missing]
     if jobs:
         workers = min(at_once or usual("auto"), len(jobs))
 
         def done(job: Job) -> None:
-            paper.keep(job.folder, results / job.folder.relative_to(runs), experiments[0])
+            shelf.keep(job.folder, job.folder.relative_to(runs).as_posix(), features=experiment.drawn == "tsne")
 
         otherwise = "use --no-resume to begin all anew, or another --runs"
         with _many():
             run_many(jobs, workers, console, data_dir, done, otherwise, anew=not resume)
-    for experiment in experiments:
-        console.print(Markdown(paper.shown(experiment, results)))
-        for figure in paper.figure(experiment, results, runs).values():
-            console.print(f"figure: {runs / figure}", markup=False, highlight=False, soft_wrap=True)
+    console.print(Markdown(pages.shown(experiment, shelf)))
+    for figure in pages.figure(experiment, shelf, runs).values():
+        console.print(f"figure: {runs / figure}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("results")
 def results_(
+    page: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PAGE]...", help="Pages whose tables and figures are made anew.")
+    ] = None,
     results: Annotated[Path, typer.Option(help="The folder of records.")] = Path("results"),
-    out: Annotated[Path, typer.Option(help="The page to write; figures go to a folder beside it.")] = Path(
-        "docs/results.md"
-    ),
-    readme: Annotated[
-        Path | None, typer.Option(help="A text whose table between <!-- results --> marks is written anew.")
+    studies: Annotated[
+        Path | None, typer.Option(help="A folder of studies, shown on a page of its name beside the first page.")
     ] = None,
 ) -> None:
-    """Write the page of all tables and figures of the paper, and beside it that of the calibration, from records."""
-    from edbl.files import write_atomic
-    from edbl.report import paper
+    """Write tables and figures of the paper into pages, and the list of all runs as CSV, from records."""
+    from edbl.studies import pages
 
-    if out.suffix != ".md" or out.name == "calibration.md":
-        raise EdblError(f"--out {out} must end in .md, and calibration.md is the name of the other page")
-    try:
-        text = readme.read_text(encoding="utf-8") if readme else ""
-    except UnicodeDecodeError as error:
-        raise EdblError(f"{readme} is not UTF-8: {error}") from error
-    other = out.with_name("calibration.md")
-    if other.exists() and paper.MADE_BY not in other.read_text(encoding="utf-8", errors="replace"):
-        raise EdblError(f"{other} is not by `edbl results`, which would overwrite it; choose another folder by --out")
-    text = paper.with_tables(text, results) if readme else ""
-    write_atomic(out, paper.page(results, out.with_suffix("")).encode())
-    if readme:
-        write_atomic(readme, text.encode())
-    write_atomic(other, paper.calibration_page(results).encode())
-    told = f"results: {out} and {other}"
-    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    written = pages.write_all(page or [Path("results.md")], results, studies)
+    console.print(f"written: {', '.join(map(str, written))}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("list")

@@ -209,7 +209,7 @@ class Recipe(_Common):
         complete = tree.pop(COMPLETE, False)
         if not isinstance(complete, bool):
             raise EdblError(f"recipe {path}: {COMPLETE} is true or false, not {complete!r}")
-        file = _flat(tree)
+        file = flat(tree)
         given = {**file, **{key: value for layer in layers for key, value in layer.items()}}
         if complete and given.get("preset") != file.get("preset"):
             raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change values by --set")
@@ -292,11 +292,12 @@ def parse_setting(text: str) -> tuple[str, object]:
     return key.strip(), parsed if known else value.strip()
 
 
-def _flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return the values of nested tables by dotted key."""
+    values: dict[str, object] = {}
     for key, value in tree.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
+        values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return values
 
 
 def toml_value(value: object) -> str:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -96,8 +97,9 @@ class Stat(NamedTuple):
         if math.isnan(self.mean):
             return DASH
         spread = "" if math.isnan(self.spread) else f"{sign}{100 * self.spread:.{digits}f}"
-        # Adding zero turns -0.0, which would print a minus sign, into 0.0.
-        return f"{round(100 * self.mean, digits) + 0.0:.{digits}f}{spread}"
+        # Shares of images are often ties, such as 56.15, that floats put just below: they are rounded up.
+        exact = Decimal(f"{100 * self.mean:.9f}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+        return f"{exact + 0:f}{spread}"  # adding zero turns -0.0 into 0.0
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,284 @@
+"""Sentences of the docs that state a result: the numbers of each are worked out from records, conditions included."""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from edbl.recipe import Recipe
+from edbl.studies import pages
+from edbl.studies.paper import BUDGETS, EDBL, EXPERIMENTS, HALF, ZERO, Column, Row, one_recipe, recipe_of
+from edbl.studies.shelf import Run, Shelf
+
+ROOT = Path(__file__).parents[1]
+SHELF = Shelf(ROOT / "results")
+README, RESULTS = "README.md", "docs/results.md"
+C10, C100 = ZERO[1], ZERO[3]  # in 5 phases
+RIVALS = {label: row for row in EXPERIMENTS["table2"].rows if (label := row.label)}
+PARTS = {label: row for row in EXPERIMENTS["table3"].rows if (label := row.label)}
+ALPHAS = {label: row for row in EXPERIMENTS["table5"].rows if (label := row.label)}
+NEAR, NEARLY = "speed/edbl-base0-5-16-rounds", "speed/edbl-base0-5"
+
+
+def runs(column: Column, row: Row, preset: str = "default") -> list[Run]:
+    return SHELF.of(recipe_of(column, row, preset=preset))
+
+
+def average(found: Sequence[Run], readout: str = "cnn") -> float:
+    return 100 * fmean(run.record.average_incremental_accuracy[readout] for run in found)
+
+
+def last(found: Sequence[Run], readout: str = "cnn") -> float:
+    return 100 * fmean(run.record.accuracy[readout][-1] for run in found)
+
+
+def at(folder: str) -> list[Run]:
+    return [run for run in SHELF.runs if run.folder == ROOT / "results" / folder]
+
+
+def beyond_the_paper(recipe: Callable[[Column], Recipe]) -> list[float]:
+    """Return ours minus the paper's average, for both read-outs of each stream of CIFAR."""
+    pairs = [("table2", ZERO), ("table1", HALF[:2])]
+    return [
+        average(SHELF.of(recipe(column)), row.readout) - row.printed[number][0]
+        for name, columns in pairs
+        for row in EXPERIMENTS[name].rows[-2:]
+        for number, column in enumerate(columns)
+    ]
+
+
+def of_memories(recipe: Callable[[Column], Recipe]) -> list[float]:
+    """Return ours minus the paper's last accuracy with 1000, 500 and 200 exemplars."""
+    printed = EXPERIMENTS["table4"].rows[-1].printed
+    found = [last(SHELF.of(recipe(column))) - cell[0] for column, cell in zip(BUDGETS, printed, strict=True)]
+    return found[2::-1]
+
+
+def above_and_below() -> list[float]:
+    below = sum(difference < 0 for difference in beyond_the_paper(one_recipe))
+    return [14 - below, below]
+
+
+def gains(*labels: str) -> list[float]:
+    """Return ours over the baseline after the last task on both data sets, then the paper's, for each part."""
+    base = PARTS["Baseline"]
+    found = []
+    for label in labels:
+        found += [last(runs(column, PARTS[label])) - last(runs(column, base)) for column in (C10, C100)]
+        found += [PARTS[label].printed[number][-1] - base.printed[number][-1] for number in (0, 1)]
+    return found
+
+
+def to_print(label: str) -> list[float]:
+    """Return by how much a part of the ablation ends above what is printed."""
+    return [last(runs(c, PARTS[label])) - PARTS[label].printed[n][-1] for n, c in enumerate((C10, C100))]
+
+
+def alphas(one: str, other: str) -> list[float]:
+    return [
+        last(runs(c, ALPHAS[f"alpha = {one}, CNN"])) - last(runs(c, ALPHAS[f"alpha = {other}, CNN"]))
+        for c in (C10, C100)
+    ]
+
+
+def pairs_ahead(column: Column, one: Row, other: Row) -> int:
+    """Return in how many seeds the last accuracy of one row is above that of another."""
+    both = zip(runs(column, one), runs(column, other), strict=True)
+    return sum(last([a]) > last([b]) for a, b in both)
+
+
+def rival(label: str) -> float:
+    row = RIVALS[label]
+    found = runs(C100, row)
+    assert len(found) == 1, "the docs say: one seed"
+    return average(found, row.readout)
+
+
+def own_recipe(label: str, column: Column, table: str) -> list[float]:
+    number = EXPERIMENTS[table].columns.index(column)
+    row = next(row for row in EXPERIMENTS[table].rows if row.label == label)
+    assert not runs(column, row)
+    return [average(runs(column, row, "paper"), row.readout), row.printed[number][0]]
+
+
+def looks(column: Column, held_out: bool) -> int:
+    return len(pages.settings_seen(SHELF, column, held_out))
+
+
+def nme(label: str, column: Column = C100) -> float:
+    return average(runs(column, PARTS[label]), "nme")
+
+
+CLAIMS: list[tuple[tuple[str, ...], str, Callable[[], Sequence[float]]]] = [
+    (
+        (README, RESULTS),
+        "With one recipe {:.0f} of 14 cells are above the paper's and {:.0f} below",
+        above_and_below,
+    ),
+    (
+        (RESULTS,),
+        "{:.0f} of 17 are below",
+        lambda: [sum(d < 0 for d in (*beyond_the_paper(one_recipe), *of_memories(one_recipe)))],
+    ),
+    (
+        (RESULTS,),
+        "a lead of {:.1f} points over one printed run means nothing",
+        lambda: [min(beyond_the_paper(lambda column: recipe_of(column, EDBL)))],
+    ),
+    ((RESULTS,), "by NME ours is {:.1f} below that one", lambda: [81.89 - nme("EDBL-CNN", C10)]),
+    ((README, RESULTS), "{:.1f} and {:.1f}", lambda: [average(at(NEAR)), average(at(NEAR), "nme")]),
+    (
+        (RESULTS,),
+        "{:.1f} and {:.1f} with weight decay 5e-4 and at most 3 mixings",
+        lambda: [average(at(NEARLY)), average(at(NEARLY), "nme")],
+    ),
+    (
+        (RESULTS,),
+        "Their first task has {:.1f} and {:.1f}",
+        lambda: [100 * at(name)[0].record.accuracy["cnn"][0] for name in (NEAR, NEARLY)],
+    ),
+    (
+        (README,),
+        "Re-MKD brings {:.1f} and {:.1f} points at the end, where the paper prints {:.1f} and {:.1f}; "
+        "IIB brings {:.1f} and {:.1f}, where it prints {:.1f} and {:.1f}",
+        lambda: gains("+ Re-MKD", "+ IIB"),
+    ),
+    (
+        (RESULTS,),
+        "Re-MKD gains {:.1f} and {:.1f} points at the end, where the paper prints {:.1f} and {:.1f}",
+        lambda: gains("+ Re-MKD"),
+    ),
+    ((RESULTS,), "IIB gains {:.1f} and {:.1f}, where it prints {:.1f} and {:.1f}", lambda: gains("+ IIB")),
+    (
+        (RESULTS,),
+        "ends {:.1f} and {:.1f} points *below* its printed accuracy, while our baseline ends {:.1f} and {:.1f} *above*",
+        lambda: [*(-difference for difference in to_print("+ Re-MKD")), *to_print("Baseline")],
+    ),
+    (
+        (README,),
+        "On CIFAR-100 EDBL ends {:.1f} points below IIB-KD",
+        lambda: [last(runs(C100, PARTS["+ IIB-KD"])) - last(runs(C100, PARTS["EDBL-CNN"]))],
+    ),
+    (
+        (RESULTS,),
+        "IIB-KD has {:.1f}, EDBL {:.1f} (behind in {:.0f} of 3 seeds), IIB {:.1f}",
+        lambda: [
+            *(last(runs(C100, PARTS[label])) for label in ("+ IIB-KD", "EDBL-CNN")),
+            pairs_ahead(C100, PARTS["+ IIB-KD"], PARTS["EDBL-CNN"]),
+            last(runs(C100, PARTS["+ IIB"])),
+        ],
+    ),
+    ((README,), "its average is that of RKD ({:.1f} and {:.1f})", lambda: [nme("EDBL-CNN"), nme("Baseline")]),
+    (
+        (RESULTS,),
+        "no better than RKD on CIFAR-100 ({:.1f} and {:.1f} on average) and {:.1f} points behind IIB-KD on CIFAR-10",
+        lambda: [nme("EDBL-CNN"), nme("Baseline"), nme("+ IIB-KD", C10) - nme("EDBL-CNN", C10)],
+    ),
+    ((README, RESULTS), "1e-5 and 0 differ by {:.1f} and {:.1f} points", lambda: alphas("1e-05", "0")),
+    (
+        (RESULTS,),
+        "Alpha = 1 ends ahead of 0 by CNN in {:.0f} of 6 seeds, by {:.1f} and {:.1f} points",
+        lambda: [
+            sum(pairs_ahead(c, ALPHAS["alpha = 1, CNN"], ALPHAS["alpha = 0, CNN"]) for c in (C10, C100)),
+            *alphas("1", "0"),
+        ],
+    ),
+    (
+        (README,),
+        "BiC has {:.1f} (CNN), iCaRL {:.1f}, SS-IL {:.1f} and Remix {:.1f} (NME) to EDBL's {:.1f} and {:.1f}",
+        lambda: [
+            *map(rival, ("BiC", "iCaRL", "SSIL-NME", "Remix-NME")),
+            *(average(runs(C100, EDBL), readout) for readout in ("cnn", "nme")),
+        ],
+    ),
+    ((README,), "The lead over BiC is {:.1f} points", lambda: [average(runs(C100, EDBL)) - rival("BiC")]),
+    (
+        (RESULTS,),
+        "EDBL leads BiC by {:.1f} points (CNN), iCaRL by {:.1f} and SS-IL by {:.1f} (NME)",
+        lambda: [
+            average(runs(C100, EDBL)) - rival("BiC"),
+            *(average(runs(C100, EDBL), "nme") - rival(label) for label in ("iCaRL", "SSIL-NME")),
+        ],
+    ),
+    (
+        (RESULTS,),
+        "RKD has {:.1f} by NME, plain mixup with distillation {:.1f}, EDBL {:.1f}",
+        lambda: [nme(label) for label in ("Baseline", "+ Vanilla-MKD", "EDBL-CNN")],
+    ),
+    (
+        (README,),
+        "iCaRL {:.1f} ({:.1f} printed) and BiC {:.1f} ({:.1f}) on CIFAR-100 in 10 phases",
+        lambda: [*own_recipe("iCaRL", ZERO[4], "table2"), *own_recipe("BiC", ZERO[4], "table2")],
+    ),
+    (
+        (README,),
+        "LUCIR {:.1f} ({:.1f}) and PODNet {:.1f} ({:.1f}) on Base-half",
+        lambda: [*own_recipe("LUCIR*", HALF[0], "table1"), *own_recipe("PODNet-CNN", HALF[0], "table1")],
+    ),
+    (
+        (RESULTS,),
+        "ended {:.1f}, {:.1f} and {:.1f} points *below* the paper with 1000, 500 and 200",
+        lambda: [-difference for difference in of_memories(one_recipe)],
+    ),
+    ((RESULTS,), "picked from {:.0f} settings by EDBL's accuracy", lambda: [looks(C100, held_out=True)]),
+    (
+        (RESULTS,),
+        "RKD had {:.0f} held-out runs",
+        lambda: [sum(run.recipe.method == "rkd" and run.recipe.data.holdout > 0 for run in SHELF.runs)],
+    ),
+    (
+        (RESULTS,),
+        "Of the 94 numbers in Tables 1, 2 and 4, {:.0f} are measured",
+        lambda: [sum(measured(name) for name in ("table1", "table2", "table4"))],
+    ),
+]
+
+
+def measured(name: str) -> int:
+    """Return how many of the printed cells of a table have a run of ours."""
+    experiment = EXPERIMENTS[name]
+    cells = [(row, c) for row in experiment.rows for n, c in enumerate(experiment.columns) if row.printed[n]]
+    return sum(bool(runs(c, row) or runs(c, row, "paper")) for row, c in cells)
+
+
+@cache
+def text(page: str) -> str:
+    return re.sub(r"\s+", " ", (ROOT / page).read_text())
+
+
+@pytest.mark.parametrize(("where", "sentence", "numbers"), CLAIMS, ids=[claim[1][:50] for claim in CLAIMS])
+def test_a_claim_is_what_the_records_say(
+    where: tuple[str, ...], sentence: str, numbers: Callable[[], Sequence[float]]
+) -> None:
+    said = sentence.format(*numbers())
+    for page in where:
+        assert said in text(page), f"{page} should say: {said}"
+
+
+def test_tuned_for_the_stream_all_cells_are_above() -> None:
+    differences = beyond_the_paper(lambda column: recipe_of(column, EDBL))
+    assert len(differences) == 14
+    assert min(differences) > 0
+    assert "tuned, all 14 are above, which was the rule for stopping and is no finding" in text(README)
+
+
+def test_numbers_of_tables_1_2_and_4() -> None:
+    tables = [EXPERIMENTS[name] for name in ("table1", "table2", "table4")]
+    assert sum(len(row.printed[n]) for t in tables for row in t.rows for n in range(len(t.columns))) == 94
+
+
+def test_the_printed_recipe_has_no_record() -> None:
+    for column in (*ZERO, *HALF):
+        assert not runs(column, EDBL, "paper")
+    assert "The recipe as printed (preset `paper`) has not been run on any stream" in text(RESULTS)
+    assert "The recipe as printed (preset `paper`) has not been run;" in text(README)
+
+
+def test_seeds_share_one_class_order() -> None:
+    for column in (*ZERO, *HALF[:2]):
+        orders = {tuple(run.record.classes) for run in runs(column, EDBL)}
+        assert len(orders) == 1
+    assert "over seeds of one class order" in text(README)
