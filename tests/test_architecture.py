@@ -16,11 +16,12 @@ LAYERS = {
     "errors": [],
     "files": ["errors"],
     "seeds": [],
+    "text": [],
     "config": ["errors"],
     "schedule": ["config"],
     "losses": [],
     "metrics": [],
-    "data": ["errors", "seeds", "files"],
+    "data": ["errors", "seeds", "files", "text"],
     "nets": ["errors"],
     "memory": ["errors", "data"],
     "methods": ["errors", "config", "schedule", "losses", "data", "nets", "memory"],
@@ -29,7 +30,7 @@ LAYERS = {
     "records": ["errors", "files", "metrics"],
     "experiments": ["recipe"],
     "calibration": ["experiments"],
-    "report": ["errors", "files", "metrics", "records", "experiments", "calibration", "recipe"],
+    "report": ["errors", "files", "text", "metrics", "records", "experiments", "calibration", "recipe"],
     "demo": ["config", "methods", "recipe"],
 }
 

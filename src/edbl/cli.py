@@ -341,7 +341,7 @@ def predict(
 
     from edbl.app import show
     from edbl.app.predict import Predictor
-    from edbl.data.folder import count, shown
+    from edbl.text import count, shown
 
     if as_json and as_csv:
         raise EdblError("--json and --csv are two formats; give one of them")
@@ -393,7 +393,7 @@ def forget(
     """Remove classes from a model, with all images of them."""
     from edbl.app import show
     from edbl.app.edit import forget as remove
-    from edbl.data.folder import count
+    from edbl.text import count
 
     left = remove(model, classes, device)
     gone = ", ".join(dict.fromkeys(classes))
@@ -422,7 +422,7 @@ def export(
 ) -> None:
     """Write a model as one ONNX file, from pixels to both read-outs, and check it with onnxruntime."""
     from edbl.app.export import export_folder
-    from edbl.data.folder import count
+    from edbl.text import count
 
     with console.status("exporting"):
         made, worst = export_folder(model, out)
