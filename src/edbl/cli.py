@@ -479,20 +479,11 @@ def reproduce(
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
     from edbl.engine.many import Job, run_many
     from edbl.engine.many import at_once as usual
-    from edbl.experiments import planned
     from edbl.report import paper
 
     experiments = paper.find(name)
-    chosen = [] if only is None else [word.strip() for word in only.split(",")]
-    methods = sorted({row.method for experiment in experiments for row in experiment.rows})
-    for method in chosen:
-        if method not in methods:
-            raise unknown(f"method in {name}", method, methods)
-    wanted = [p for p in planned(experiments, range(seeds), chosen) if data in (None, p.recipe.data.name)]
-    if not wanted:
-        raise EdblError(f"{name} has nothing on {data}")
-    missing = [p for p in wanted if not paper.is_kept(results / p.folder, p.recipe)]
-    jobs = [Job(p.recipe, runs / p.folder) for p in missing]
+    methods = [] if only is None else [word.strip() for word in only.split(",")]
+    jobs = [Job(plan.recipe, runs / plan.folder) for plan in paper.missing(name, results, range(seeds), methods, data)]
     if jobs:
         workers = min(at_once or usual("auto"), len(jobs))
 
@@ -519,24 +510,9 @@ def results_(
     ] = None,
 ) -> None:
     """Write the page of all tables and figures of the paper, and beside it that of the calibration, from records."""
-    from edbl.files import write_atomic
-    from edbl.report import paper
+    from edbl.report.paper import write_pages
 
-    if out.suffix != ".md" or out.name == "calibration.md":
-        raise EdblError(f"--out {out} must end in .md, and calibration.md is the name of the other page")
-    try:
-        text = readme.read_text(encoding="utf-8") if readme else ""
-    except UnicodeDecodeError as error:
-        raise EdblError(f"{readme} is not UTF-8: {error}") from error
-    other = out.with_name("calibration.md")
-    if other.exists() and paper.MADE_BY not in other.read_text(encoding="utf-8", errors="replace"):
-        raise EdblError(f"{other} is not by `edbl results`, which would overwrite it; choose another folder by --out")
-    text = paper.with_tables(text, results) if readme else ""
-    write_atomic(out, paper.page(results, out.with_suffix("")).encode())
-    if readme:
-        write_atomic(readme, text.encode())
-    write_atomic(other, paper.calibration_page(results).encode())
-    told = f"results: {out} and {other}"
+    told = f"results: {out} and {write_pages(results, out, readme)}"
     console.print(told, markup=False, highlight=False, soft_wrap=True)
 
 

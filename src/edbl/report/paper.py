@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edbl import calibration, records
 from edbl.errors import EdblError, command, unknown
-from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
+from edbl.experiments import EXPERIMENTS, Column, Experiment, Planned, Row, folder_of, planned, recipe_of
 from edbl.files import write_atomic
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
@@ -16,6 +16,7 @@ from edbl.report.tables import Stat, groups
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
 MADE_BY = "Made by `edbl results`"  # on each of its pages
+CALIBRATION = "calibration.md"  # the page beside that of tables and figures
 HEAD = """# Results
 
 Made by `edbl results` from the records in `results/`; do not edit. Accuracy in percent. A cell is ours, mean ± sample
@@ -49,6 +50,21 @@ def find(name: str) -> list[Experiment]:
     if name not in EXPERIMENTS:
         raise unknown("table or figure", name, [*EXPERIMENTS, "calibration"])
     return [EXPERIMENTS[name]]
+
+
+def missing(
+    name: str, results: Path, seeds: Sequence[int], methods: Sequence[str] = (), data: str | None = None
+) -> list[Planned]:
+    """Return the runs of a table or figure that are not among the results; ``methods`` and ``data`` pick some."""
+    experiments = find(name)
+    known = sorted({row.method for experiment in experiments for row in experiment.rows})
+    for method in methods:
+        if method not in known:
+            raise unknown(f"method in {name}", method, known)
+    wanted = [plan for plan in planned(experiments, seeds, methods) if data in (None, plan.recipe.data.name)]
+    if not wanted:
+        raise EdblError(f"{name} has nothing on {data}")
+    return [plan for plan in wanted if not is_kept(results / plan.folder, plan.recipe)]
 
 
 def keep(run: Path, results: Path, experiment: Experiment) -> None:
@@ -166,6 +182,28 @@ def shown(experiment: Experiment, results: Path) -> str:
     legend = "\n\nours, then *printed*" if _has_printed(experiment) else ""
     one_line = table(experiment, results).replace("<br>", " ")  # a terminal's tables know no line breaks
     return f"## {experiment.title}\n\n{one_line}{legend}"
+
+
+def write_pages(results: Path, out: Path, readme: Path | None = None) -> Path:
+    """Write the page of all tables and figures, that of the calibration beside it, and the tables of ``readme``.
+
+    Return where the page of the calibration is.
+    """
+    if out.suffix != ".md" or out.name == CALIBRATION:
+        raise EdblError(f"the page {out} must end in .md, and {CALIBRATION} is the name of the other page")
+    try:
+        text = readme.read_text(encoding="utf-8") if readme else ""
+    except UnicodeDecodeError as error:
+        raise EdblError(f"{readme} is not UTF-8: {error}") from error
+    other = out.with_name(CALIBRATION)
+    if other.exists() and MADE_BY not in other.read_text(encoding="utf-8", errors="replace"):
+        raise EdblError(f"{other} is not by `edbl results`, which would overwrite it; write to another folder")
+    text = with_tables(text, results) if readme else ""
+    write_atomic(out, page(results, out.with_suffix("")).encode())
+    if readme:
+        write_atomic(readme, text.encode())
+    write_atomic(other, calibration_page(results).encode())
+    return other
 
 
 def page(results: Path, figures: Path) -> str:
