@@ -31,7 +31,7 @@ LAYERS = {
     "experiments": ["recipe"],
     "calibration": ["experiments"],
     "report": ["errors", "files", "text", "metrics", "records", "experiments", "calibration", "recipe"],
-    "demo": ["config", "methods", "recipe"],
+    "demo": ["config", "methods", "recipe", "records", "engine"],
 }
 
 

@@ -18,6 +18,7 @@ from edbl import Recipe, records
 from edbl.demo import recipes as demo_recipes
 from edbl.engine.step import Step
 from edbl.methods import find_method
+from edbl.recipe import shipped_recipes
 from tests.conftest import Cli, Finished
 
 QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
@@ -71,7 +72,7 @@ def test_a_table_is_folded_in_a_narrow_terminal_only(cli: Cli, monkeypatch: pyte
     assert cli("run", "rkd", *QUICK, "--out", "run").code == 0
     numbers = " ".join(f"{100 * share:.1f}" for share in records.read(Path("run")).accuracy["cnn"])
     for terminal in (False, True):
-        monkeypatch.setattr("edbl.cli.console", Console(width=50, force_terminal=terminal))
+        monkeypatch.setattr("edbl.cli.terminal.console", Console(width=50, force_terminal=terminal))
         assert (numbers in cli("report", "run").out) is not terminal
         listed = cli("list", "options", "edbl").out.splitlines()
         assert (len(listed) == 1 + len(Recipe.keys("edbl"))) is not terminal
@@ -104,6 +105,17 @@ def test_any_base_and_step_and_explicit_tasks(cli: Cli) -> None:
     assert record.classes[:3] == ["7", "1", "0"]
 
 
+def test_help_waits_for_nothing_that_computes() -> None:
+    code = (
+        "import sys; sys.argv = ['edbl', '--help']; from edbl.cli import main\n"
+        "try: main()\nfinally: print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    slow = {"torch", "numpy", "PIL", "matplotlib", "sklearn", "rich.progress", "edbl.recipe", "edbl.text"}
+    assert not slow & set(loaded)
+    assert {name for name in loaded if name.startswith("edbl.") and not name.startswith("edbl.cli")} == {"edbl.errors"}
+
+
 def test_list(cli: Cli) -> None:
     listed = cli("list", "methods").out
     for name in ("finetune", "joint", "rkd", "vanilla-mkd", "re-mkd", "ib", "iib", "iib-kd", "edbl"):
@@ -133,9 +145,8 @@ def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -
 
 
 def test_every_shipped_recipe_is_right() -> None:
-    from edbl.cli import _shipped_recipes
-
-    for path in _shipped_recipes().glob("*.toml"):
+    assert shipped_recipes().keys() >= {"digits", "cifar100-base0-5"}
+    for path in shipped_recipes().values():
         recipe = Recipe.read(path)
         if path.stem != "digits":
             assert path.stem == f"{recipe.data.name}-{recipe.stream.protocol}-{recipe.stream.phases}"
