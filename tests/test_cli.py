@@ -15,6 +15,7 @@ from rich.console import Console
 
 import edbl
 from edbl import Recipe, records
+from edbl.cli.options import with_flags
 from edbl.demo import recipes as demo_recipes
 from edbl.engine.step import Step
 from edbl.methods import find_method
@@ -126,6 +127,12 @@ def test_list(cli: Cli) -> None:
     assert "cifar100-base0-5" in cli("list", "recipes").out
 
 
+def test_messages_name_the_option_behind_a_setting() -> None:
+    assert with_flags("use stream.phases of 1 to 5") == "use stream.phases (--phases) of 1 to 5"
+    for told in ("--order x: stream.order is odd", "write `stream.phases = 2`", "stream.phases=2", "my.stream.phases"):
+        assert with_flags(told) == told
+
+
 def test_version(cli: Cli) -> None:
     assert cli("--version").out == f"edbl {edbl.__version__}\n"
 
@@ -218,14 +225,26 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--memory", "2000"], ["write total=2000 or per_class=20"]),
         (["run", "edbl", "--memory", "total=9"], ["smaller than one image for each of 10 classes", "total=10"]),
         (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
-        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "1 to 10"]),
+        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "use stream.phases (--phases) of 1 to 10"]),
         (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
-        (["run", "edbl", "--protocol", "base-step", "--phases", "5"], ["stream.phases means nothing to", "base-step"]),
-        (["run", "edbl", "--protocol", "tasks", "--order", "1993"], ["stream.order means nothing to protocol tasks"]),
+        (
+            ["run", "edbl", "--protocol", "base-step", "--phases", "5"],
+            ["stream.phases (--phases) means nothing to", "base-step"],
+        ),
+        (
+            ["run", "edbl", "--protocol", "tasks", "--order", "1993"],
+            ["stream.order (--order) means nothing to protocol tasks"],
+        ),
         (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks means nothing to protocol base0"]),
         (["run", "edbl", "--set", "step=2"], ["stream.step means nothing to protocol base0"]),
-        (["run", "edbl", "--phases", "5", "--set", "protocol=tasks"], ["stream.phases means nothing to", "tasks"]),
-        (["run", "edbl", "--phases", "5", "--set", "phases=2"], ["stream.phases is given twice, once as 'phases'"]),
+        (
+            ["run", "edbl", "--phases", "5", "--set", "protocol=tasks"],
+            ["stream.phases (--phases) means nothing to", "tasks"],
+        ),
+        (
+            ["run", "edbl", "--phases", "5", "--set", "phases=2"],
+            ["stream.phases (--phases) is given twice, once as 'phases'"],
+        ),
         (["run", "edbl", "--seed", "3", "--set", "seed=4"], ["seed is given twice, once by --set"]),
         (["run", "rkd", "--set", "method=edbl"], ["method is given twice, once by --set"]),
         (["run", "rkd", "--set", "epochs=1", "--set", "epochs=2"], ["--set gives epochs twice"]),
@@ -257,7 +276,7 @@ def test_bad_input_gets_one_clear_message_and_leaves_nothing(cli: Cli, arguments
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there(cli: Cli) -> None:
-    refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "--device auto or cpu")
+    refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "use device auto or cpu")
 
 
 def test_a_data_folder_that_cannot_be_made(cli: Cli) -> None:
@@ -277,10 +296,10 @@ def test_a_broken_recipe_file(cli: Cli) -> None:
 def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:
     Path("out").mkdir()
     Path("out/mine.txt").write_text("precious")
-    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another --out")
+    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another folder")
     assert [p.name for p in Path("out").iterdir()] == ["mine.txt"]
     assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
-    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another --out")
+    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another folder")
     Path("file").write_text("precious")
     refused(cli("run", "finetune", *QUICK, "--out", "file"), "exists already")
 
@@ -316,7 +335,7 @@ def test_an_image_folder_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert record.status == "done"
     (tmp_path / "photos/train/class 1/broken.jpg").write_bytes(b"not an image")
     again = ["run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "again"]
-    refused(cli(*again), "broken.jpg", "--skip-bad")
+    refused(cli(*again), "broken.jpg", "leave them out with skip_bad (--skip-bad)")
     assert not Path("again").exists()
     assert cli(*again, "--skip-bad").code == 0
     assert any("broken.jpg" in note for note in records.read(Path("again")).notes)

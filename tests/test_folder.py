@@ -363,7 +363,7 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path, content: bytes, rea
     (tmp_path / "a" / "bad.png").write_bytes(content)
     text = message(tmp_path)
     assert f"1 image of 5 in {tmp_path} cannot be used: a/bad.png ({reason})" in text
-    assert "--skip-bad" in text
+    assert "leave them out with skip_bad" in text
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "gif", "tif", "ppm", "webp"])

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from edbl.cli import data, lists, models, runs, studies, terminal
+from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
 # How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
@@ -33,7 +34,7 @@ def main() -> None:
     try:
         app()
     except EdblError as error:
-        terminal.complain(str(error))
+        terminal.complain(with_flags(str(error)))
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
         where = f" ({error.filename})" if error.filename else ""

@@ -1,5 +1,6 @@
 """Options that several commands have, and how what they are given is read."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,26 @@ DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
 ]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute; auto takes a GPU if any.")]
+
+FLAGS = {  # settings that messages name, and the options that set them
+    "data.name": "--data",
+    "data.skip_bad": "--skip-bad",
+    "skip_bad": "--skip-bad",
+    "stream.protocol": "--protocol",
+    "stream.phases": "--phases",
+    "stream.order": "--order",
+}
+NAMED = re.compile(rf"(?<![\w.`'])({'|'.join(map(re.escape, FLAGS))})(?![\w.`'=])")
+
+
+def with_flags(message: str) -> str:
+    """Return a message with the option after each setting that has one: below the command line nobody knows them."""
+
+    def with_flag(found: re.Match[str]) -> str:
+        flag = FLAGS[found[1]]
+        return found[1] if flag in message else f"{found[1]} ({flag})"
+
+    return NAMED.sub(with_flag, message)
 
 
 def settings(given: list[str] | None) -> dict[str, object]:

@@ -248,7 +248,7 @@ def image_notes(where: str, names: Sequence[str], decoded: Sequence[Decoded], sk
     if bad and not skip_bad:
         raise EdblError(
             f"{count(bad, 'image')} of {len(names):,} {where} cannot be used: {first(bad)}\n"
-            "repair or remove them, or leave them out with --skip-bad"
+            "repair or remove them, or leave them out with skip_bad"
         )
     notes = []
     if bad:
