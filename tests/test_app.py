@@ -127,7 +127,7 @@ def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli, mo
     assert accuracy(answers(cli, model, test, "--readout", "nme")) > 0.8
 
     gone = set(bundle.classes[1].exemplars + bundle.classes[1].validation)
-    monkeypatch.setattr("edbl.cli.console", Console(width=20))
+    monkeypatch.setattr("edbl.cli.terminal.console", Console(width=20))
     found = cli("forget", model, "digit 1")
     assert found.code == 0
     assert "forgot digit 1; 4 classes left; memory: 40 images" in found.out

@@ -1,7 +1,11 @@
-"""The shape of the package: data flows one way, and there is one training loop."""
+"""The shape of the package: data flows one way, there is one training loop, and nothing grows without end."""
 
 import ast
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,51 +14,185 @@ import edbl
 
 ROOT = Path(edbl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
+DESIGN = ROOT.parents[1] / "docs" / "design.md"
 
-# What a part may import of this package, beside itself. Nothing flows back.
+# What a part, a file or folder of the package, imports of it beside itself and `errors`. Nothing flows back.
+# `docs/design.md` has the same tables.
 LAYERS = {
     "errors": [],
-    "files": ["errors"],
     "seeds": [],
-    "config": ["errors"],
-    "schedule": ["config"],
+    "text": [],
     "losses": [],
     "metrics": [],
-    "data": ["errors", "seeds", "files"],
-    "nets": ["errors"],
-    "memory": ["errors", "data"],
-    "methods": ["errors", "config", "schedule", "losses", "data", "nets", "memory"],
-    "presets": ["config", "schedule", "memory"],
-    "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
-    "records": ["errors", "files", "metrics"],
-    "report": ["errors", "files", "metrics", "records", "recipe"],
-    "studies": ["errors", "files", "config", "methods", "recipe", "records", "report"],
+    "files": [],
+    "config": [],
+    "schedule": ["config"],
+    "data": ["files", "seeds", "text"],
+    "nets": [],
+    "memory": ["data"],
+    "methods": ["config", "data", "losses", "memory", "nets", "schedule"],
+    "presets": ["config", "memory", "schedule"],
+    "recipe": ["config", "data", "memory", "methods", "nets", "presets", "schedule"],
+    "records": ["files", "metrics"],
+    "engine": ["config", "data", "files", "memory", "methods", "nets", "recipe", "records", "schedule", "seeds"],
+    "report": ["files", "metrics", "recipe", "records", "text"],
+    "studies": ["config", "engine", "files", "methods", "recipe", "records", "report"],
+    "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
+    "app": ["config", "data", "engine", "files", "memory", "methods", "nets", "recipe", "schedule", "seeds", "text"],
+    "cli": [],
+    "__init__": [],
+    "__main__": ["cli"],
 }
+# What it imports only once it is asked for, or for types, so that `edbl --help` waits for nothing.
+LATER = {
+    "cli": ["app", "bench", "data", "engine", "methods", "recipe", "records", "report", "studies", "text"],
+    "__init__": ["app", "engine", "recipe", "records"],
+}
+# Files that import another one later, where it is used or for its types, though that one imports them.
+BACK = {("nets.backbones", "nets.fused"), ("nets.efficientnet", "nets.backbones"), ("data.kernels", "data.augment")}
+
+MOST_LINES = 450  # of a file
+MOST_LINES_OF_FUNCTION = 60
+DEEPEST = 3  # classes, one below the other
+# What is over the limits: two programs for a GPU, and what is to be cut.
+LONG_FUNCTIONS = {"nets/fused.py: backward", "nets/kernels.py: weight_kernel"}
+LONG_FILES = {"app/bundle.py", "app/estimator.py", "app/learn.py", "data/datasets.py"}
+DEEP_CLASSES = {"EDBL", "IB", "IIB", "IIBKD", "ReMKD", "RemixKD", "Balancing"}
+NAME_FLAGS = {"app/learn.py", "app/settings.py"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
 
 
 def part(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(path: Path) -> set[str]:
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module == "edbl":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edbl."):
-            found.add((node.module or "").split(".")[1])
-        elif isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("edbl.")}
-    return found
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part(p) in LAYERS], ids=lambda p: str(p.relative_to(ROOT)))
+MODULES = {module(path): path for path in FILES}
+
+
+def named(node: ast.AST) -> Iterator[str]:
+    """Yield the modules of this package that a statement imports; `edbl` alone, for the version, is none."""
+    if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("edbl."):
+        place = (node.module or "").removeprefix("edbl").removeprefix(".")
+        for alias in node.names:
+            inner = f"{place}.{alias.name}".removeprefix(".")
+            if inner in MODULES or place:
+                yield inner if inner in MODULES else place
+    elif isinstance(node, ast.Import):
+        yield from (alias.name.removeprefix("edbl.") for alias in node.names if alias.name.startswith("edbl."))
+
+
+def imported(path: Path, later: bool) -> set[str]:
+    """Return the modules that a file imports when it is loaded, or ``later``: within functions, or for types."""
+    found: dict[bool, set[str]] = {False: set(), True: set()}
+
+    def walk(node: ast.AST, inside: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+            deeper = inside or types or isinstance(child, ast.FunctionDef | ast.Lambda)
+            found[deeper] |= set(named(child))
+            walk(child, deeper)
+
+    walk(ast.parse(path.read_text()), inside=False)
+    return found[later]
+
+
+def parts(modules: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_imports_follow_the_line(path: Path) -> None:
-    assert imported(path) <= {*LAYERS[part(path)], part(path)}
+    own = part(path)
+    assert parts(imported(path, later=False)) <= {*LAYERS[own], own, "errors"}
+    assert parts(imported(path, later=True)) <= {*LAYERS[own], *LATER.get(own, []), own, "errors"}
 
 
-def test_every_part_has_its_place() -> None:
-    assert {part(p) for p in FILES} == {*LAYERS, "engine", "app", "bench", "cli", "__init__", "__main__"}
+def test_every_part_has_its_place_and_imports_all_that_it_may() -> None:
+    assert {part(path) for path in FILES} == LAYERS.keys()
+    used: dict[str, set[str]] = {own: set() for own in LAYERS}
+    for path in FILES:
+        used[part(path)] |= parts(imported(path, later=False) | imported(path, later=True))
+    for own, allowed in LAYERS.items():
+        assert {*allowed, *LATER.get(own, [])} == used[own] - {own, "errors"}, own
+
+
+def test_no_part_imports_one_that_imports_it() -> None:
+    assert not LAYERS["errors"]
+    allowed = {own: {*LAYERS[own], *LATER.get(own, [])} for own in LAYERS}
+    TopologicalSorter(allowed).prepare()  # raises if there is a cycle
+
+
+def test_no_file_imports_one_that_imports_it() -> None:
+    at_once = {(name, other) for name, path in MODULES.items() for other in imported(path, later=False)}
+    later = {(name, other) for name, path in MODULES.items() for other in imported(path, later=True)}
+    files: TopologicalSorter[str] = TopologicalSorter()
+    for name, other in at_once | (later - BACK):
+        files.add(name, other)
+    files.prepare()
+    assert later >= BACK
+    assert not BACK & at_once
+
+
+def test_the_design_has_the_same_tables() -> None:
+    section = DESIGN.read_text().partition("## What may import what")[2].partition("\n## ")[0]
+    at_once = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*) \|$", section, re.MULTILINE)
+    assert at_once == [(own, ", ".join(LAYERS[own]) or "-") for own in LAYERS if own[0] != "_"]
+    later = re.findall(r"^\| `(\w+)` \| ([^|]*) \|$", section, re.MULTILINE)
+    assert later == [(own, ", ".join(LATER[own])) for own in LATER]
+
+
+def test_the_design_names_files_that_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", DESIGN.read_text())
+    assert [name for name in named if not (ROOT / name).is_file() and not (DESIGN.parents[1] / name).is_file()] == []
+    assert "engine/checkpoint.py" in named
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "kernels"], ids=name_of)
+def test_a_file_can_be_read_at_one_sitting(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MOST_LINES or name_of(path) in LONG_FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_function_fits_on_a_screen(path: Path) -> None:
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    long = [one.name for one in functions if (one.end_lineno or 0) - one.lineno >= MOST_LINES_OF_FUNCTION]
+    assert {f"{name_of(path)}: {name}" for name in long} <= LONG_FUNCTIONS
+
+
+def chain(kind: type) -> int:
+    """Return how many classes of this package stand below each other, down to this one."""
+    return 1 + max((chain(base) for base in kind.__bases__ if base.__module__.startswith("edbl.")), default=0)
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name.split(".")[-1] not in ("kernels", "__main__")])
+def test_what_a_class_does_is_found_in_few_places(name: str) -> None:
+    loaded = importlib.import_module(f"edbl.{name}".removesuffix(".__init__"))
+    own = [kind for _, kind in inspect.getmembers(loaded, inspect.isclass) if kind.__module__ == loaded.__name__]
+    assert {kind.__name__ for kind in own if chain(kind) > DEEPEST} <= DEEP_CLASSES
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts in an expression, but those of a command to type, which has options."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child.value
+        elif not (isinstance(child, ast.Call) and ast.unparse(child.func) == "command"):
+            yield from texts(child)
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if part(path) != "cli"], ids=name_of)
+def test_messages_below_the_command_line_name_no_options(path: Path) -> None:
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    errors = [call for call in calls if ast.unparse(call.func) in ("EdblError", "Diverged", "unknown")]
+    found = [text for error in errors for text in texts(error) if re.search(r"(?<![\w-])--[a-z]", text)]
+    assert not found or name_of(path) in NAME_FLAGS
 
 
 def test_there_is_one_training_loop() -> None:
@@ -76,7 +214,7 @@ def test_methods_and_losses_know_nothing_of_how_a_step_is_computed(path: Path) -
 UNPICKLES = {"app/extractor.py": "torch.load(io.BytesIO(data), weights_only=True)"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_nothing_is_unpickled(path: Path) -> None:
     text = path.read_text()
     allowed = UNPICKLES.get(path.relative_to(ROOT).as_posix())

@@ -110,7 +110,7 @@ def test_the_command_prints_a_table(cli: Cli) -> None:
 def test_a_batch_is_no_larger_than_the_data(cli: Cli) -> None:
     finished = cli(*QUICK, "--batch", 12_001, "--steps", 1)
     assert finished.code == 2
-    assert finished.err == "error: --batch 12001 is more than the benchmark has images; use 12000 or less\n"
+    assert finished.err == "error: a batch of 12001 is more than the benchmark has images; use 12000 or less\n"
 
 
 @pytest.mark.parametrize("steps", [0, -3])

@@ -15,8 +15,10 @@ from rich.console import Console
 
 import edbl
 from edbl import Recipe, records
+from edbl.cli.options import with_flags
 from edbl.engine.step import Step
 from edbl.methods import find_method
+from edbl.recipe import shipped_recipes
 from edbl.studies.demo import recipes as demo_recipes
 from tests.conftest import Cli, Finished
 
@@ -71,7 +73,7 @@ def test_a_table_is_folded_in_a_narrow_terminal_only(cli: Cli, monkeypatch: pyte
     assert cli("run", "rkd", *QUICK, "--out", "run").code == 0
     numbers = " ".join(f"{100 * share:.1f}" for share in records.read(Path("run")).accuracy["cnn"])
     for terminal in (False, True):
-        monkeypatch.setattr("edbl.cli.console", Console(width=50, force_terminal=terminal))
+        monkeypatch.setattr("edbl.cli.terminal.console", Console(width=50, force_terminal=terminal))
         assert (numbers in cli("report", "run").out) is not terminal
         listed = cli("list", "options", "edbl").out.splitlines()
         assert (len(listed) == 1 + len(Recipe.keys("edbl"))) is not terminal
@@ -104,6 +106,17 @@ def test_any_base_and_step_and_explicit_tasks(cli: Cli) -> None:
     assert record.classes[:3] == ["7", "1", "0"]
 
 
+def test_help_waits_for_nothing_that_computes() -> None:
+    code = (
+        "import sys; sys.argv = ['edbl', '--help']; from edbl.cli import main\n"
+        "try: main()\nfinally: print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    slow = {"torch", "numpy", "PIL", "matplotlib", "sklearn", "rich.progress", "edbl.recipe", "edbl.text"}
+    assert not slow & set(loaded)
+    assert {name for name in loaded if name.startswith("edbl.") and not name.startswith("edbl.cli")} == {"edbl.errors"}
+
+
 def test_list(cli: Cli) -> None:
     listed = cli("list", "methods").out
     for name in ("finetune", "joint", "rkd", "vanilla-mkd", "re-mkd", "ib", "iib", "iib-kd", "edbl"):
@@ -112,6 +125,12 @@ def test_list(cli: Cli) -> None:
     for name in ("cifar10", "cifar100", "tiny-imagenet", "fashion-mnist", "digits"):
         assert re.search(rf"^{name}\s", listed, re.MULTILINE)
     assert "cifar100-base0-5" in cli("list", "recipes").out
+
+
+def test_messages_name_the_option_behind_a_setting() -> None:
+    assert with_flags("use stream.phases of 1 to 5") == "use stream.phases (--phases) of 1 to 5"
+    for told in ("--order x: stream.order is odd", "write `stream.phases = 2`", "stream.phases=2", "my.stream.phases"):
+        assert with_flags(told) == told
 
 
 def test_version(cli: Cli) -> None:
@@ -133,9 +152,8 @@ def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -
 
 
 def test_every_shipped_recipe_is_right() -> None:
-    from edbl.cli import _shipped_recipes
-
-    for path in _shipped_recipes().glob("*.toml"):
+    assert shipped_recipes().keys() >= {"digits", "cifar100-base0-5"}
+    for path in shipped_recipes().values():
         recipe = Recipe.read(path)
         if path.stem != "digits":
             assert path.stem == f"{recipe.data.name}-{recipe.stream.protocol}-{recipe.stream.phases}"
@@ -207,14 +225,26 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--memory", "2000"], ["write total=2000 or per_class=20"]),
         (["run", "edbl", "--memory", "total=9"], ["smaller than one image for each of 10 classes", "total=10"]),
         (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
-        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "1 to 10"]),
+        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "use stream.phases (--phases) of 1 to 10"]),
         (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
-        (["run", "edbl", "--protocol", "base-step", "--phases", "5"], ["stream.phases means nothing to", "base-step"]),
-        (["run", "edbl", "--protocol", "tasks", "--order", "1993"], ["stream.order means nothing to protocol tasks"]),
+        (
+            ["run", "edbl", "--protocol", "base-step", "--phases", "5"],
+            ["stream.phases (--phases) means nothing to", "base-step"],
+        ),
+        (
+            ["run", "edbl", "--protocol", "tasks", "--order", "1993"],
+            ["stream.order (--order) means nothing to protocol tasks"],
+        ),
         (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks means nothing to protocol base0"]),
         (["run", "edbl", "--set", "step=2"], ["stream.step means nothing to protocol base0"]),
-        (["run", "edbl", "--phases", "5", "--set", "protocol=tasks"], ["stream.phases means nothing to", "tasks"]),
-        (["run", "edbl", "--phases", "5", "--set", "phases=2"], ["stream.phases is given twice, once as 'phases'"]),
+        (
+            ["run", "edbl", "--phases", "5", "--set", "protocol=tasks"],
+            ["stream.phases (--phases) means nothing to", "tasks"],
+        ),
+        (
+            ["run", "edbl", "--phases", "5", "--set", "phases=2"],
+            ["stream.phases (--phases) is given twice, once as 'phases'"],
+        ),
         (["run", "edbl", "--seed", "3", "--set", "seed=4"], ["seed is given twice, once by --set"]),
         (["run", "rkd", "--set", "method=edbl"], ["method is given twice, once by --set"]),
         (["run", "rkd", "--set", "epochs=1", "--set", "epochs=2"], ["--set gives epochs twice"]),
@@ -245,7 +275,7 @@ def test_bad_input_gets_one_clear_message_and_leaves_nothing(cli: Cli, arguments
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there(cli: Cli) -> None:
-    refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "--device auto or cpu")
+    refused(cli("run", "edbl", "--device", "cuda"), "no GPU", "use device auto or cpu")
 
 
 def test_a_data_folder_that_cannot_be_made(cli: Cli) -> None:
@@ -265,10 +295,10 @@ def test_a_broken_recipe_file(cli: Cli) -> None:
 def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:
     Path("out").mkdir()
     Path("out/mine.txt").write_text("precious")
-    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another --out")
+    refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another folder")
     assert [p.name for p in Path("out").iterdir()] == ["mine.txt"]
     assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
-    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another --out")
+    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another folder")
     Path("file").write_text("precious")
     refused(cli("run", "finetune", *QUICK, "--out", "file"), "exists already")
 
@@ -304,7 +334,7 @@ def test_an_image_folder_end_to_end(cli: Cli, tmp_path: Path) -> None:
     assert record.status == "done"
     (tmp_path / "photos/train/class 1/broken.jpg").write_bytes(b"not an image")
     again = ["run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "again"]
-    refused(cli(*again), "broken.jpg", "--skip-bad")
+    refused(cli(*again), "broken.jpg", "leave them out with skip_bad (--skip-bad)")
     assert not Path("again").exists()
     assert cli(*again, "--skip-bad").code == 0
     assert any("broken.jpg" in note for note in records.read(Path("again")).notes)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from edbl import config
+from edbl.cli.options import setting
 from edbl.config import Leaf, option
 from edbl.data.stream import class_order
 from edbl.errors import EdblError
@@ -17,7 +18,7 @@ from edbl.methods.iib_kd import IIBKD
 from edbl.methods.re_mkd import ReMKD
 from edbl.methods.rkd import RKD
 from edbl.methods.vanilla_mkd import VanillaMKD
-from edbl.recipe import Recipe, parse_setting
+from edbl.recipe import Recipe
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
 
@@ -568,7 +569,7 @@ def test_defaults_of_the_methods() -> None:
     ],
 )
 def test_parse_setting(text: str, expected: tuple[str, object]) -> None:
-    key, value = parse_setting(text)
+    key, value = setting(text)
     assert (key, value) == expected
     assert type(value) is type(expected[1])
 
@@ -576,7 +577,7 @@ def test_parse_setting(text: str, expected: tuple[str, object]) -> None:
 @pytest.mark.parametrize("text", ["epochs", "", "=3", "  =3"])
 def test_parse_setting_errors(text: str) -> None:
     with pytest.raises(EdblError, match=r"write KEY=VALUE, such as schedule\.epochs=20"):
-        parse_setting(text)
+        setting(text)
 
 
 @pytest.mark.parametrize(
@@ -605,7 +606,7 @@ def test_class_orders_that_are_no_seeds_are_refused(order: str) -> None:
 
 
 def test_a_setting_that_looks_like_a_date_stays_text() -> None:
-    assert parse_setting("data.name=2024-01-01") == ("data.name", "2024-01-01")
+    assert setting("data.name=2024-01-01") == ("data.name", "2024-01-01")
 
 
 def test_what_no_table_of_the_paper_prints() -> None:

@@ -82,7 +82,7 @@ def test_load_reads_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("HOME", str(tmp_path))
     data = load("~/pets", image_size=16, skip_bad=True)
     assert data.train.x.shape == (4, 3, 16, 16)
-    with pytest.raises(EdblError, match="--skip-bad"):
+    with pytest.raises(EdblError, match="leave them out with skip_bad"):
         load(str(tmp_path / "pets"))
 
 

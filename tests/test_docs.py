@@ -22,6 +22,7 @@ import typer.main
 import edbl
 from edbl import metrics, records
 from edbl.cli import app
+from edbl.cli.options import FLAGS
 from edbl.data.datasets import DATASETS
 from edbl.methods import methods
 from edbl.methods.base import Method
@@ -187,6 +188,10 @@ COMMANDS = dict(commands(typer.main.get_command(app), "edbl"))
 def test_there_are_commands() -> None:
     assert {"edbl", "edbl run", "edbl data fetch"} <= COMMANDS.keys()
     assert "--set" in COMMANDS["edbl run"]
+
+
+def test_options_that_messages_name_exist() -> None:
+    assert set(FLAGS.values()) <= {flag for flags in COMMANDS.values() for flag in flags}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from edbl.data import folder as folder_module
-from edbl.data.folder import decode, in_threads, load_folder
+from edbl.data.folder import decode, load_folder
 from edbl.errors import EdblError
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -363,7 +363,7 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path, content: bytes, rea
     (tmp_path / "a" / "bad.png").write_bytes(content)
     text = message(tmp_path)
     assert f"1 image of 5 in {tmp_path} cannot be used: a/bad.png ({reason})" in text
-    assert "--skip-bad" in text
+    assert "leave them out with skip_bad" in text
 
 
 @pytest.mark.parametrize("extension", ["jpg", "png", "bmp", "gif", "tif", "ppm", "webp"])
@@ -492,18 +492,3 @@ def test_a_name_does_not_move_the_cursor(tmp_path: Path) -> None:
     (tmp_path / "a" / "1\x1b[31m\n猫\x9b.png").write_bytes(b"")
     assert "a/1\\x1b[31m\\n猫\\x9b.png (empty file)" in message(tmp_path)
     assert load_folder(tmp_path, skip_bad=True).classes == ("a", "b\\x1b[2J")
-
-
-def test_in_threads_keeps_the_order_and_passes_errors_on() -> None:
-    assert in_threads(lambda n: n * n, range(20), "squares") == [n * n for n in range(20)]
-    with pytest.raises(ZeroDivisionError):
-        in_threads(lambda n: 1 // n, range(20), "reciprocals")
-
-
-def test_in_threads_shows_a_bar_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setattr(folder_module, "PATIENCE", -1.0)
-    in_threads(lambda n: n, range(3), "reading images")
-    assert "reading images" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_base_step(classes: int, base: int, step: int, sizes: list[int]) -> None
     [(10, "base0", 11, 10), (10, "base-half", 6, 5), (11, "base-half", 6, 5), (10, "base0", 0, 10)],
 )
 def test_more_phases_than_classes(classes: int, protocol: str, phases: int, most: int) -> None:
-    with pytest.raises(EdblError, match=rf"{phases} phases do not fit.*{most} classes.*--phases 1 to {most}"):
+    with pytest.raises(EdblError, match=rf"{phases} phases do not fit.*{most} classes.*stream\.phases of 1 to {most}"):
         task_sizes(classes, protocol, phases, base=0, step=1)
     assert sum(task_sizes(classes, protocol, most, base=0, step=1)) == classes
 

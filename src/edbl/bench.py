@@ -59,11 +59,12 @@ class Row:
     of_bare: float  # times the bare network's step of the same round, median of the rounds
 
 
-def measure(device: torch.device, backbone: str, batch: int, steps: int, workers: int) -> dict[str, Any]:
-    """Return the header and the rows of a benchmark."""
+def measure(device: torch.device, backbone: str, batch: int, steps: int | None, workers: int) -> dict[str, Any]:
+    """Return the header and the rows of a benchmark; if nobody says how many ``steps``, few on a CPU."""
     if batch > EXEMPLARS + IMAGES:
-        raise EdblError(f"--batch {batch} is more than the benchmark has images; use {EXEMPLARS + IMAGES} or less")
+        raise EdblError(f"a batch of {batch} is more than the benchmark has images; use {EXEMPLARS + IMAGES} or less")
     gpu = device.type == "cuda"
+    steps = steps or (100 if gpu else 3)
     warm_up = 5 if gpu else 2
     ways = {"edbl": Way(engine(device, backbone, batch, bf16=gpu, graph=gpu), steps, warm_up)}
     if gpu:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -212,7 +213,7 @@ class Recipe(_Common):
         file = flat(tree)
         given = {**file, **{key: value for layer in layers for key, value in layer.items()}}
         if complete and given.get("preset") != file.get("preset"):
-            raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change values by --set")
+            raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change single values")
         method = str(given.get("method", "edbl"))
         known = cls.keys(method)
         try:
@@ -278,18 +279,18 @@ def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None
             raise EdblError(f"{idle[0]} means nothing to protocol {streams[-1].protocol}; leave it out")
 
 
-def parse_setting(text: str) -> tuple[str, object]:
-    """Read ``KEY=VALUE`` as given to ``--set``; a value that is no TOML is taken as text."""
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise EdblError(f"--set {text}: write KEY=VALUE, such as schedule.epochs=20")
-    try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
-    except ValueError:  # also of a number with thousands of digits
-        parsed = None
-    # A folder may be named like a date, which TOML has a type for and recipes have not.
-    known = isinstance(parsed, bool | int | float | str | list)
-    return key.strip(), parsed if known else value.strip()
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipe files that come with the package, by name."""
+    return {path.stem: path for path in sorted((Path(__file__).parent / "recipes").glob("*.toml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """Return the file of a recipe: a path, or the name of one that comes with the package."""
+    if os.sep in name or name.endswith(".toml"):
+        return Path(name)
+    if name not in shipped_recipes():
+        raise unknown("recipe", name, shipped_recipes())
+    return shipped_recipes()[name]
 
 
 def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
@@ -301,7 +302,7 @@ def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
 
 
 def toml_value(value: object) -> str:
-    """Return a value as a recipe file or ``--set`` has it."""
+    """Return a value as a recipe file has it."""
     if isinstance(value, tuple):
         return "[" + ", ".join(toml_value(v) for v in value) + "]"
     # JSON writes texts, numbers and booleans as TOML does, except that TOML wants DEL escaped.

@@ -29,11 +29,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl.app.photos import digest, stack
-from edbl.data.folder import Pixels, count, in_threads
+from edbl.data.folder import Pixels
+from edbl.data.threads import in_threads
 from edbl.errors import EdblError, command
 from edbl.files import lock, sweep, write_atomic
 from edbl.methods import methods
 from edbl.nets.backbones import BACKBONES
+from edbl.text import count
 
 FORMAT = 3
 UNSUMMED = 1, 2  # earlier formats, which have no checksum of model.json

@@ -38,7 +38,8 @@ from edbl.app.bundle import (
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.settings import Request, build, change, choose, frozen, pretrained, recipe
-from edbl.data.folder import Pixels, bar, count, first, image_notes, in_threads, shown
+from edbl.data.folder import Pixels, image_notes
+from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
@@ -46,6 +47,7 @@ from edbl.files import LOCK, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import Recipe
 from edbl.seeds import Seeds
+from edbl.text import bar, count, first, shown
 
 HELD_FROM = 5  # images that a class needs to give any for validation
 HELD_KEPT = 10  # held-out images of a class that stay with the model

@@ -10,18 +10,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from edbl.data.folder import (
-    EXTENSIONS,
-    Decoded,
-    Pixels,
-    Walk,
-    composed,
-    decode,
-    in_threads,
-    short_side,
-    shown,
-)
+from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side
+from edbl.data.threads import in_threads
 from edbl.errors import EdblError
+from edbl.text import composed, shown
 
 SMALL, LARGE = 32, 64  # image sizes of nets that learn from scratch
 SMALL_UP_TO = 48  # short side, in pixels, up to which images count as small

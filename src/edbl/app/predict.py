@@ -12,7 +12,8 @@ from edbl.app.extractor import Pretrained
 from edbl.app.model import Model
 from edbl.app.opening import open_model
 from edbl.app.settings import frozen
-from edbl.data.folder import bar, in_threads
+from edbl.data.threads import in_threads
+from edbl.text import bar
 
 PART = 64  # photos in memory at a time
 

@@ -14,8 +14,8 @@ from rich.table import Table
 from edbl.app import bundle as store
 from edbl.app.bundle import Bundle, Event, Known, Readout, Score
 from edbl.app.predict import Prediction
-from edbl.data.folder import as_text, count, shown
 from edbl.errors import command
+from edbl.text import as_text, count, shown
 
 ROWS = 40  # classes in a table before only the worst are shown
 READOUTS: tuple[Readout, ...] = ("cnn", "nme")

@@ -24,8 +24,9 @@ from torch.nn import functional
 
 from edbl.data import download
 from edbl.data.download import Remote
-from edbl.data.folder import in_threads, load_folder
+from edbl.data.folder import load_folder
 from edbl.data.images import Dataset, Images
+from edbl.data.threads import in_threads
 from edbl.errors import EdblError, unknown
 from edbl.files import replacing
 

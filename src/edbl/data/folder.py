@@ -1,34 +1,26 @@
 """Any folder of images, one sub-folder per class."""
 
 import os
-import time
-import unicodedata
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import ExifTags, Image, UnidentifiedImageError
-from rich.console import Console
-from rich.progress import Progress
 
 from edbl.data.images import Dataset, Images
+from edbl.data.threads import in_threads
 from edbl.errors import EdblError
+from edbl.text import composed, count, first, shown
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # Pillow's names; its other readers stay shut
 MAX_PIXELS = 100_000_000  # that are decoded; Pillow opens no image of more than 178 million
 DEFAULT_SIZE = 32
 TEST_EVERY = 5  # where there is no test folder, every 5th image is a test image
-NAMED = 5  # files named in a message before the rest is only counted
-PATIENCE = 1.0  # seconds before a progress bar appears
 TURNS = {  # by EXIF's orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -39,8 +31,6 @@ TURNS = {  # by EXIF's orientation
     8: Image.Transpose.ROTATE_90,
 }
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Pixels = npt.NDArray[np.uint8]  # [3, size, size]
 
 
@@ -92,40 +82,6 @@ def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) ->
     is_test = torch.tensor([file.test for file in good])
     images = Images(x, y)
     return Dataset(shown(walk.root.name), images[~is_test], images[is_test], tuple(map(shown, classes)), tuple(notes))
-
-
-def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str) -> list[Result]:
-    """Return ``work`` of every item, in order, showing a progress bar if it takes long."""
-    results = []
-    pool = ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1))
-    begun = time.monotonic()
-    try:
-        # What Pillow warns of is judged by our own checks. The filters are one for all threads, so they are
-        # set once, around the pool, and not in each thread.
-        with warnings.catch_warnings(), passing_bar() as p:
-            warnings.simplefilter("ignore")
-            task = p.add_task(label, total=len(items), visible=False)
-            for result in pool.map(work, items):
-                results.append(result)
-                p.update(task, completed=len(results), visible=time.monotonic() - begun > PATIENCE)
-    finally:
-        pool.shutdown(cancel_futures=True)
-    return results
-
-
-def passing_bar(hidden: bool = False) -> Progress:
-    """Return a progress bar that a terminal shows until it ends; what is printed meanwhile goes where it would."""
-    console = Console(stderr=True)
-    off = hidden or not console.is_terminal
-    return Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
-
-
-@contextmanager
-def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on a terminal; what it gives is called with how many are done."""
-    with passing_bar(quiet) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda done: progress.update(task, completed=done)
 
 
 class Walk:
@@ -246,11 +202,6 @@ def _list_files(walk: Walk, train: Path, test: Path | None) -> tuple[list[str], 
     return classes, files
 
 
-def composed(name: str) -> str:
-    """Return a name with its accents written in the one way, since systems write them in several."""
-    return unicodedata.normalize("NFC", name)
-
-
 def _check_filled(files: Sequence[_File], classes: Sequence[str], walk: Walk, places: Sequence[Path]) -> None:
     """Raise if a class has no image in one of the ``places``: the training and perhaps the test folder."""
     counts = Counter((file.test, file.label) for file in files)
@@ -297,7 +248,7 @@ def image_notes(where: str, names: Sequence[str], decoded: Sequence[Decoded], sk
     if bad and not skip_bad:
         raise EdblError(
             f"{count(bad, 'image')} of {len(names):,} {where} cannot be used: {first(bad)}\n"
-            "repair or remove them, or leave them out with --skip-bad"
+            "repair or remove them, or leave them out with skip_bad"
         )
     notes = []
     if bad:
@@ -383,25 +334,3 @@ def _square(image: Image.Image, size: int) -> Pixels:
     box = (left, top, left + short, top + short)
     scaled = image.resize((size, size), Image.Resampling.BICUBIC, box=box)
     return np.asarray(scaled).transpose(2, 0, 1)
-
-
-def count(things: Sequence[object], noun: str) -> str:
-    """Return how many there are, in words."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{len(things):,} {noun if len(things) == 1 else plural}"
-
-
-def first(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def as_text(name: str | Path) -> str:
-    """Return a name, which need not be valid text, as such."""
-    return str(name).encode(errors="backslashreplace").decode()
-
-
-def shown(name: str | Path) -> str:
-    """Return a name that can be printed: what it holds must not move a terminal's cursor, or break a report."""
-    return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in as_text(name))

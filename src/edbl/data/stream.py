@@ -91,7 +91,7 @@ def task_sizes(classes: int, protocol: str, phases: int, base: int, step: int) -
     if not 1 <= phases <= classes - first:
         raise EdblError(
             f"{phases} phases do not fit: {protocol} leaves {classes - first} classes to share out; "
-            f"use --phases 1 to {classes - first}"
+            f"use stream.phases of 1 to {classes - first}"
         )
     return [first, *even(classes - first, phases)] if first else even(classes, phases)
 

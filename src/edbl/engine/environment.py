@@ -17,7 +17,7 @@ PART = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"  # of a GPU's multiprocessors, for on
 def pick_device(wanted: str) -> torch.device:
     """Return the device for ``auto``, ``cpu`` or ``cuda``."""
     if wanted == "cuda" and not torch.cuda.is_available():
-        raise EdblError("device cuda was asked for, but PyTorch sees no GPU; use --device auto or cpu")
+        raise EdblError("device cuda was asked for, but PyTorch sees no GPU; use device auto or cpu")
     use_gpu = wanted == "cuda" or (wanted == "auto" and torch.cuda.is_available())
     return torch.device("cuda" if use_gpu else "cpu")
 

@@ -32,7 +32,7 @@ from edbl import records
 from edbl.data import datasets
 from edbl.engine import environment, starts
 from edbl.engine.progress import Count
-from edbl.engine.run import changed, is_free, method_digest, resume, run
+from edbl.engine.run import changed, default_folder, is_free, method_digest, resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
 from edbl.methods import methods
@@ -104,6 +104,18 @@ def _work(
     _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
+def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
+    """Return where each run goes: below ``out``, by method and seed, or where it would go alone."""
+    if out and (out / records.RECORD).exists():
+        raise EdblError(f"output folder {out} holds a run; use another one")
+    names = [f"{Path(recipe.method).stem}-seed{recipe.seed}" for recipe in recipes]
+    pairs = zip(recipes, names, strict=True)
+    jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
+    if len({job.folder for job in jobs}) < len(jobs):
+        raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
+    return jobs
+
+
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
     cores = environment.cores()
@@ -122,7 +134,7 @@ def run_many(
     console: Console,
     data_dir: Path | None = None,
     done: Callable[[Job], None] = lambda _: None,
-    otherwise: str = "use another --out",
+    otherwise: str = "use another folder",
     anew: bool = False,
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.

@@ -119,7 +119,7 @@ def _tidy(checkpoints: Checkpoints, done: Record) -> None:
 
 def _taken(folder: Path) -> EdblError:
     instead = f"{command('resume', folder)} or " if (folder / records.RECORD).exists() else ""
-    return EdblError(f"output folder {folder} exists already; use {instead}another --out")
+    return EdblError(f"output folder {folder} exists already; use {instead}another folder")
 
 
 def is_free(folder: Path) -> bool:

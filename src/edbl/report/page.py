@@ -16,6 +16,7 @@ from edbl.files import write_atomic
 from edbl.records import Record, read, read_features
 from edbl.report import plots
 from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups, images_of
+from edbl.text import count
 
 DIGITS = 2
 READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
@@ -88,8 +89,8 @@ def _intro(records: Sequence[Record]) -> str:
     data = list(dict.fromkeys(data_name(record) for record in records))
     seeds = {record.seed for record in records}
     return (
-        f"{_count(len(records), 'run')} of {_count(len(methods), 'method')} ({', '.join(methods)}) "
-        f"on {', '.join(data)}, with {_count(len(seeds), 'seed')}."
+        f"{count(len(records), 'run')} of {count(len(methods), 'method')} ({', '.join(methods)}) "
+        f"on {', '.join(data)}, with {count(len(seeds), 'seed')}."
     )
 
 
@@ -110,17 +111,13 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
     found = groups([run.record for run in runs])
     record = max((run.record for run in runs), key=lambda one: one.finished)
     measured = [group for group in found if group.readouts]
     tasks = _task_titles(measured)
     return {
-        "title": f"{data_name(record)} · {record.protocol} · {_count(record.phases, 'phase')}",
+        "title": f"{data_name(record)} · {record.protocol} · {count(record.phases, 'phase')}",
         "facts": _facts(found, record),
         "notes": _notes(runs),
         "groups": [_group_line(group, colour) for group, colour in zip(found, plots.colours(found), strict=True)],
@@ -141,7 +138,7 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
 def _facts(found: Sequence[Group], record: Record) -> list[str]:
     sizes = record.task_sizes
     each = f"{sizes[0]} classes each" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} classes"
-    facts = [f"{_count(len(sizes), 'task')}, {each}"] if sizes else []
+    facts = [f"{count(len(sizes), 'task')}, {each}"] if sizes else []
     for name in ("memory", "order"):
         values = {getattr(group.first, name) for group in found}
         facts += [f"{name}: {values.pop()}"] if len(values) == 1 else []

@@ -1,0 +1,77 @@
+"""The command line: all commands, in the order of the help, and what becomes of errors.
+
+Commands parse, call and print; they import what they call when they are called, so that ``edbl --help`` need not wait
+for PyTorch.
+"""
+
+import io
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from edbl.cli import data, lists, models, runs, studies, terminal
+from edbl.cli.options import with_flags
+from edbl.errors import EdblError
+
+# How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
+# over, where other processes want the cores too; shorter costs nothing where none does.
+SPINS = "2000"
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def main() -> None:
+    """Run the command line; errors a user can mend are one message and exit code 2."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
+    if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        app()
+    except EdblError as error:
+        terminal.complain(with_flags(str(error)))
+        sys.exit(2)
+    except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
+        where = f" ({error.filename})" if error.filename else ""
+        terminal.complain(f"{error.strerror or error}{where}")
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from edbl import __version__
+
+        terminal.tell(f"edbl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def edbl(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Class-incremental learning: EDBL and its baselines."""
+
+
+app.command()(runs.run)
+app.command()(runs.resume)
+app.command()(runs.report)
+app.command()(studies.demo)
+app.command()(models.learn)
+app.command()(models.predict)
+app.command()(models.info)
+app.command()(models.forget)
+app.command()(models.rename)
+app.command()(models.export)
+app.command()(runs.bench)
+app.command()(studies.reproduce)
+app.command()(studies.study)
+app.command()(studies.results)
+app.command("list")(lists.list_)
+app.add_typer(data.app, name="data")

@@ -1,0 +1,72 @@
+"""The command that lists what there is to choose from."""
+
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from edbl.cli import terminal
+from edbl.errors import EdblError
+
+
+def list_(
+    what: Annotated[Literal["methods", "options", "data", "recipes"], typer.Argument(help="What to list.")],
+    method: Annotated[
+        str | None, typer.Argument(metavar="[METHOD]", help="For options: of which method, or .py file with one.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="For options: values for which data set.")] = None,
+    preset: Annotated[str | None, typer.Option(help="For options: values of which preset.")] = None,
+) -> None:
+    """List what there is to choose from."""
+    if what == "options":
+        if method is None:
+            raise EdblError("name a method, as in `edbl list options edbl`")
+        terminal.show(_options(method, data or "digits", preset or "default"))
+        return
+    if method or data or preset:
+        raise EdblError(f"a method, --data and --preset mean nothing to `edbl list {what}`; leave them out")
+    terminal.show({"methods": _methods, "data": _data, "recipes": _recipes}[what]())
+
+
+def _options(method: str, data: str, preset: str) -> Table:
+    from edbl.recipe import Recipe, toml_value
+
+    table = terminal.table()
+    table.add_column("key", no_wrap=True)
+    table.add_column("value", max_width=22 if terminal.console.is_terminal else None)
+    table.add_column("meaning")
+    values = Recipe.build(method, data, preset=preset).values()
+    for key, leaf in sorted(Recipe.keys(method).items()):
+        may_be = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
+        table.add_row(key, *map(escape, (toml_value(values[key]), leaf.help + may_be)))
+    return table
+
+
+def _methods() -> Table:
+    from edbl.methods import methods
+
+    table = terminal.table("name", "year", "keeps", "read-out", "what it does")
+    for name, kind in sorted(methods().items()):
+        title = kind.title + (" (our reading)" if kind.our_reading else "")
+        table.add_row(name, str(kind.year or ""), kind.keeps, kind.readout.upper(), title)
+    return table
+
+
+def _data() -> Table:
+    from edbl.data.datasets import DATASETS
+
+    table = terminal.table("name", "what it holds")
+    for name, source in DATASETS.items():
+        table.add_row(name, source.title)
+    table.add_row("PATH", "any image folder: PATH/train/CLASS/*.jpg, or PATH/CLASS/*.jpg")
+    return table
+
+
+def _recipes() -> Table:
+    from edbl.recipe import shipped_recipes
+
+    table = terminal.table("name", "what it runs")
+    for name, path in shipped_recipes().items():
+        table.add_row(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
+    return table

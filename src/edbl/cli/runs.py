@@ -1,0 +1,168 @@
+"""Commands about runs: run, resume, report, and the benchmark of a step."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edbl.cli import options, stopping, terminal
+from edbl.cli.options import DataDir, Device
+from edbl.errors import EdblError
+
+if TYPE_CHECKING:
+    from edbl.recipe import Recipe
+
+
+def run(
+    methods: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[METHOD]...", help="Methods, or .py files with one. See `edbl list methods`."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
+    data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
+    protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
+    phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
+    memory: Annotated[str | None, typer.Option(help="total=2000 or per_class=20.")] = None,
+    order: Annotated[
+        str | None, typer.Option(help="natural, a seed such as 1993, or a file with a class per line.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Drives everything random but the class order.")] = None,
+    seeds: Annotated[int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1)] = 1,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Of several runs, how many at a time.", min=1),
+    ] = None,
+    preset: Annotated[str | None, typer.Option(help="default, aligned, paper or quick.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
+    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,
+    graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Output folder; must not exist. Default: runs/NAME.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Learn a data set class by class; several methods or seeds side by side."""
+    given: dict[str, object] = {
+        "data.name": data,
+        "stream.protocol": protocol,
+        "stream.phases": phases,
+        "memory": memory,
+        "stream.order": options.order(order),
+        "seed": seed,
+        "preset": preset,
+        "device": device,
+        "precision": precision,
+        "graph": graph,
+        "data.skip_bad": skip_bad or None,
+    }
+    flags = {key: value for key, value in given.items() if value is not None}
+    made = _recipes(methods or [], recipe, flags, options.settings(settings))
+    made = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
+    if len(made) == 1:
+        _run_one(made[0], out, data_dir)
+    else:
+        _run_many(made, out, at_once, data_dir)
+
+
+def _recipes(
+    methods: Sequence[str], file: str | None, flags: Mapping[str, object], settings: Mapping[str, object]
+) -> "list[Recipe]":
+    """Return a recipe for each method, or the one of a file."""
+    from edbl.recipe import Recipe, find_recipe
+
+    if not methods and file is None:
+        raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
+    made = []
+    for named in [{"method": name} for name in methods] or [{}]:
+        given = {**flags, **named}
+        if twice := [key for key in settings if key in given]:
+            raise EdblError(f"{twice[0]} is given twice, once by --set")
+        layer = {**given, **settings}
+        try:
+            made.append(Recipe.of(layer) if file is None else Recipe.read(find_recipe(file), layer))
+        except EdblError as error:
+            if len(methods) < 2:
+                raise
+            raise EdblError(f"{named['method']}: {error}") from error
+    return made
+
+
+def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
+    from edbl.engine.run import default_folder
+    from edbl.engine.run import run as start
+
+    folder = out or default_folder(recipe)
+    with stopping.one_run(folder) as progress:
+        start(recipe, folder, data_dir=data_dir, progress=progress)
+    terminal.show_runs([folder], folder / "report.html")
+
+
+def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+    from edbl.engine.many import at_once, jobs_of, run_many
+
+    jobs = jobs_of(recipes, out)
+    page, done = (out or Path("runs")) / "report.html", set()
+    try:
+        with stopping.many_runs():
+            workers = min(workers or at_once(recipes[0].device), len(jobs))
+            run_many(jobs, workers, terminal.console, data_dir, lambda job: done.add(job.folder))
+    except EdblError:
+        if done:
+            terminal.show_runs([job.folder for job in jobs if job.folder in done], page)
+        raise
+    terminal.show_runs([job.folder for job in jobs], page)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Go on with a run that was stopped, at any moment, by anything."""
+    from edbl.engine.run import resume as go_on
+
+    with stopping.one_run(folder) as progress:
+        go_on(folder, data_dir=data_dir, progress=progress)
+    terminal.show_runs([folder], folder / "report.html")
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[Path | None, typer.Option(help="HTML file. Default: report.html in the run, or here.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
+) -> None:
+    """Make one page of one run or of many: tables, curves, confusion matrices, features."""
+    page = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
+    terminal.show_runs(folders, out or page, figure)
+
+
+def bench(
+    device: Device = "auto",
+    backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
+    batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
+    steps: Annotated[
+        int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
+    ] = None,
+    workers: Annotated[int, typer.Option(help="DataLoader workers of the plain loop.", min=0)] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time a training step beside a plain PyTorch loop and the bare network."""
+    from edbl.bench import measure
+    from edbl.engine.environment import pick_device
+
+    with terminal.console.status("timing"):
+        found = measure(pick_device(device), backbone, batch, steps, workers)
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    terminal.tell(f"{found['device']}; {versions}\n{backbone}, batch {batch}, {found['n']}")
+    table = terminal.table()
+    for heading in ("", "ms a step", "images/s", "of bare"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for row in found["rows"]:
+        numbers = f"{row['milliseconds']:.3f}", f"{row['images_per_second']:,.0f}", f"{row['of_bare']:.2f}"
+        table.add_row(row["name"], *numbers)
+    terminal.show(table)

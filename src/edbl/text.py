@@ -1,0 +1,54 @@
+"""Words for messages, and bars for a terminal while something lasts."""
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+NAMED = 5  # things named in a message before the rest is only counted
+
+
+def count(things: Sequence[object] | int, noun: str) -> str:
+    """Return how many there are, in words; ``things`` may be their number."""
+    number = things if isinstance(things, int) else len(things)
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def first(names: Sequence[str]) -> str:
+    """Return the first few names, and how many more there are."""
+    more = len(names) - NAMED
+    return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def as_text(name: str | Path) -> str:
+    """Return a name, which need not be valid text, as such."""
+    return str(name).encode(errors="backslashreplace").decode()
+
+
+def shown(name: str | Path) -> str:
+    """Return a name that can be printed: what it holds must not move a terminal's cursor, or break a report."""
+    return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in as_text(name))
+
+
+def composed(name: str) -> str:
+    """Return a name with its accents written in the one way, since systems write them in several."""
+    return unicodedata.normalize("NFC", name)
+
+
+def passing_bar(hidden: bool = False) -> Progress:
+    """Return a progress bar that a terminal shows until it ends; what is printed meanwhile goes where it would."""
+    console = Console(stderr=True)
+    off = hidden or not console.is_terminal
+    return Progress(console=console, transient=True, disable=off, redirect_stdout=False, redirect_stderr=False)
+
+
+@contextmanager
+def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on a terminal; what it gives is called with how many are done."""
+    with passing_bar(quiet) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda done: progress.update(task, completed=done)
