@@ -31,7 +31,7 @@ LAYERS = {
     "nets": [],
     "memory": ["data"],
     "methods": ["config", "data", "losses", "memory", "nets", "schedule"],
-    "presets": ["config", "memory", "schedule"],
+    "presets": ["config", "schedule"],
     "recipe": ["config", "data", "memory", "methods", "nets", "presets", "schedule"],
     "records": ["files", "metrics"],
     "engine": ["config", "data", "files", "memory", "methods", "nets", "recipe", "records", "schedule", "seeds"],

@@ -21,6 +21,7 @@ from edbl.methods.vanilla_mkd import VanillaMKD
 from edbl.recipe import Recipe
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
+from tests.conftest import Cli
 
 PRESETS = ("default", "paper", "quick")
 DATA = ("digits", "cifar10", "cifar100", "tiny-imagenet", "fashion-mnist")
@@ -720,3 +721,24 @@ def test_milestones_go_with_epochs_unless_they_are_given() -> None:
 def test_short_schedules_are_not_lengthened() -> None:
     found = [Recipe.build("mnemonics", "digits", preset=preset).values() for preset in ("default", "quick")]
     assert [values["options.exemplars.epochs"] for values in found] == [5, 4]
+
+
+def test_every_value_says_where_it_comes_from() -> None:
+    given = {"method": "edbl", "data.name": "cifar10", "stream.phases": 2, "options.balance.epochs": 10}
+    found = Recipe.origins(given)
+    assert {key: value for key, (value, _) in found.items()} == Recipe.of(given).values()
+    origins = {key: origin for key, (_, origin) in found.items()}
+    assert origins["optim.momentum"] == "built in"
+    assert origins["data.mean"] == "data set cifar10"
+    assert origins["options.gamma"] == "preset default (calibration: many new images in one task)"
+    assert origins["options.balance.milestones"] == "moved with the epochs"
+    assert origins["stream.phases"] == "given"
+
+
+def test_the_list_of_options_tells_origins(cli: Cli) -> None:
+    done = cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper", "--set", "stream.phases=10")
+    assert done.code == 0, done.err
+    lines = {line.split()[0]: line for line in done.out.splitlines()}
+    assert "preset paper (Table 6)" in lines["options.gamma"]
+    assert "preset paper (as printed)" in lines["options.max_rounds"]
+    assert "given" in lines["stream.phases"]

@@ -27,7 +27,7 @@ from edbl.data.datasets import DATASETS
 from edbl.methods import methods
 from edbl.methods.base import Method
 from edbl.nets.backbones import BACKBONES
-from edbl.presets import PAPER
+from edbl.presets import ROWS
 from edbl.recipe import Recipe
 from edbl.records import Record
 
@@ -40,6 +40,7 @@ PATIENCE = 120.0  # seconds for one command
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|toml))$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PAPER = next(row.values for row in ROWS if row.when == {"preset": "paper"})
 ROW = re.compile(r"^\| `([\w./-]+)` \|(.*)\|$", re.MULTILINE)
 
 

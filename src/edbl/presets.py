@@ -1,122 +1,190 @@
-"""Presets: the values that a user does not give.
+"""Presets: the values that a user does not give, as one table of rows, later ones winning.
 
 ``default`` is ours: every method with EDBL's schedule, batch, weight decay and augmentation, so that methods can be
-compared; on CIFAR they are what calibration chose. ``aligned`` is another name for it, for recipes that want to say so.
-``paper`` uses what the EDBL paper prints (Appendix C, Table 6) and where it prints nothing the literal equation; a
-method from another publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for trying things.
+compared. ``paper`` uses what the EDBL paper prints (Appendix C, Table 6) and where it prints nothing the literal
+equation; a method from another publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for trying
+things.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from edbl.config import flatten
-from edbl.memory import Budget
-from edbl.schedule import Schedule
+from edbl.schedule import Schedule, moved
 
-# Table 6: (data set, protocol, phases) -> gamma, alpha.
-TABLE_6 = {
-    ("cifar10", "base0", 2): (10.0, 1e-6),
-    ("cifar10", "base0", 5): (100.0, 5e-6),
-    ("cifar100", "base0", 2): (100.0, 5e-6),
-    ("cifar100", "base0", 5): (300.0, 5e-6),
-    ("cifar100", "base0", 10): (100.0, 5e-6),
-    ("cifar100", "base-half", 5): (300.0, 5e-6),
-    ("cifar100", "base-half", 10): (100.0, 5e-6),
-    ("tiny-imagenet", "base-half", 5): (10.0, 1e-6),
-    ("tiny-imagenet", "base-half", 10): (10.0, 5e-6),
-}
+MOST = "most_epochs"  # not a setting: further phases of a method have at most so many epochs
 
-# Appendix C: the phase of distillation, then the balancing one.
-CIFAR = (Schedule(150, 0.1, (60, 100, 130)), Schedule(100, 0.01, (30, 60, 80)))
-TINY = (Schedule(250, 0.1, (75, 125, 175, 225)), Schedule(150, 0.01, (60, 100, 130)))
 
-PAPER = {
-    "optim.nesterov": False,
-    "optim.warmup": 0,
-    "optim.weight_decay": 2e-4,
-    "options.counts": "raw",
-    "options.kd_scale": "none",
-    "options.max_rounds": 0,
-    "options.factor_over": "all",
-    "options.weight_sum": "one",
-}
+@dataclass(frozen=True)
+class Facts:
+    """What a row may ask for."""
 
-# Chosen on held-out training images of CIFAR-100 (docs/calibration.md); milestones are for those who set shape=steps.
-CALIBRATED_SCHEDULES = (
-    Schedule(120, 0.1, (48, 80, 104), shape="cosine"),
-    Schedule(40, 0.01, (12, 24, 32), shape="cosine"),
+    preset: str
+    data: str
+    protocol: str
+    phases: int
+    exemplars: int  # of all classes, after the last task
+    kd_scale: str = ""  # how the method's distillation is multiplied if nobody says otherwise
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values by dotted key, why they are so, and when: a fact, or one of several."""
+
+    why: str
+    values: Mapping[str, object]
+    when: Mapping[str, object] = field(default_factory=dict)
+    exemplars_below: int | None = None
+
+    def suits(self, facts: Facts) -> bool:
+        """Tell whether the row is for these facts."""
+        fits = all(getattr(facts, k) in (v if isinstance(v, tuple) else (v,)) for k, v in self.when.items())
+        return fits and (self.exemplars_below is None or facts.exemplars < self.exemplars_below)
+
+
+def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
+    return flatten(train, "schedule.") | flatten(balance, "options.balance.")
+
+
+CALIBRATED = ("default", "aligned")
+OURS = (*CALIBRATED, "quick")
+CIFAR = ("cifar10", "cifar100")
+TABLE_6 = (  # data set, protocol, phases, gamma, alpha
+    ("cifar10", "base0", 2, 10.0, 1e-6),
+    ("cifar10", "base0", 5, 100.0, 5e-6),
+    ("cifar100", "base0", 2, 100.0, 5e-6),
+    ("cifar100", "base0", 5, 300.0, 5e-6),
+    ("cifar100", "base0", 10, 100.0, 5e-6),
+    ("cifar100", "base-half", 5, 300.0, 5e-6),
+    ("cifar100", "base-half", 10, 100.0, 5e-6),
+    ("tiny-imagenet", "base-half", 5, 10.0, 1e-6),
+    ("tiny-imagenet", "base-half", 10, 10.0, 5e-6),
 )
-CALIBRATED = {
-    "data.augment": "crop-flip-trivial",
-    "first.task_epochs": 300,
-    "first.task_milestones": (120, 200, 260),
-    "first.task_lr": 0.1,
-    "optim.weight_decay": 1e-3,
-    "options.gamma": 100.0,
-    "options.alpha": 5e-6,
-    "options.max_rounds": 1,
-    "options.clean_norm": True,
-    "options.balance_layers": "head",
-    "options.balance_norm": "eval",
+ON_CIFAR: Mapping[str, object] = {"preset": CALIBRATED, "data": CIFAR}
+CIFAR_10_IN_2: Mapping[str, object] = {
+    "preset": CALIBRATED,
+    "data": "cifar10",
+    "protocol": "base0",
+    "phases": 2,
 }
+
+ROWS = (
+    Row("usual", {"options.gamma": 100.0, "options.alpha": 5e-6}),
+    *(
+        Row("Table 6", {"options.gamma": gamma, "options.alpha": alpha}, {"data": d, "protocol": p, "phases": n})
+        for d, p, n, gamma, alpha in TABLE_6
+    ),
+    Row("Section 5.1", {"memory": "per_class=20"}, {"protocol": "base-half"}),
+    Row("Appendix C", _schedules(Schedule(150, 0.1, (60, 100, 130)), Schedule(100, 0.01, (30, 60, 80)))),
+    Row(
+        "Appendix C",
+        _schedules(Schedule(250, 0.1, (75, 125, 175, 225)), Schedule(150, 0.01, (60, 100, 130))),
+        {"data": "tiny-imagenet"},
+    ),
+    Row(
+        "as printed",
+        {
+            "optim.nesterov": False,
+            "optim.warmup": 0,
+            "optim.weight_decay": 2e-4,
+            "options.counts": "raw",
+            "options.kd_scale": "none",
+            "options.max_rounds": 0,
+            "options.factor_over": "all",
+            "options.weight_sum": "one",
+        },
+        {"preset": "paper"},
+    ),
+    Row(
+        "a hundred times fewer images than CIFAR",
+        {"schedule.epochs": 30, MOST: 20, "optim.batch": 32, "options.min_old": 8},
+        {"preset": OURS, "data": "digits"},
+    ),
+    Row(
+        "for trying things",
+        {"schedule.epochs": 6, MOST: 4, "optim.warmup": 1},
+        {"preset": "quick"},
+    ),
+    # Chosen on held-out training images (docs/calibration.md); milestones are for those who set shape=steps.
+    Row(
+        "calibration: CIFAR-100 in 5 phases",
+        _schedules(Schedule(120, 0.1, (48, 80, 104), shape="cosine"), Schedule(40, 0.01, (12, 24, 32), shape="cosine"))
+        | {
+            "data.augment": "crop-flip-trivial",
+            "first.task_epochs": 300,
+            "first.task_milestones": (120, 200, 260),
+            "first.task_lr": 0.1,
+            "optim.weight_decay": 1e-3,
+            "options.gamma": 100.0,
+            "options.alpha": 5e-6,
+            "options.max_rounds": 1,
+            "options.clean_norm": True,
+            "options.balance_layers": "head",
+            "options.balance_norm": "eval",
+        },
+        ON_CIFAR,
+    ),
+    Row(
+        "calibration: few exemplars must not be learnt too often",
+        {"options.min_old": 1},
+        ON_CIFAR,
+        exemplars_below=2000,
+    ),
+    Row(
+        "calibration: nor do few exemplars bring back what a higher rate loses",
+        {"schedule.lr": 0.03},
+        {"preset": CALIBRATED, "data": "cifar100"},
+        exemplars_below=2000,
+    ),
+    Row(
+        "calibration: many new images in one task",
+        {
+            "schedule.epochs": 40,
+            "schedule.lr": 0.01,
+            "options.gamma": 1000.0,
+            "options.reading": "epoch",
+            "options.balance.lr": 0.03,
+        },
+        CIFAR_10_IN_2,
+    ),
+    Row(
+        "calibration: many new images in one task",
+        {"options.temperature": 4.0, "options.kd_weight": 2.0},
+        {**CIFAR_10_IN_2, "kd_scale": "t2"},  # others have temperatures of their own
+    ),
+    Row(
+        "calibration: few new classes beside many old ones",
+        {"schedule.lr": 0.01, "options.kd_growth": 1.0},
+        {**ON_CIFAR, "protocol": "base-half"},
+    ),
+)
+
+
+def rows(facts: Facts, paper: Mapping[str, object]) -> Iterator[Row]:
+    """Yield the rows for these facts; ``paper`` are the values that the method's own publication prints."""
+    yield from (row for row in ROWS if row.suits(facts))
+    if facts.preset == "paper" and paper:
+        yield Row("as its authors print", paper)
 
 
 def values(
-    preset: str,
-    data: str,
-    protocol: str,
-    phases: int,
-    memory: str,
-    schedules: Mapping[str, Schedule],
-    balances: bool,
-    squared: bool,
-) -> dict[str, object]:
-    """Return the values of a preset for an experiment, by dotted key; a method takes those it knows.
+    facts: Facts, paper: Mapping[str, object], usual: Mapping[str, object], theirs: Collection[str]
+) -> dict[str, tuple[object, str]]:
+    """Return the preset's values by dotted key, each with the reason for it.
 
-    ``schedules`` are those of the method's further phases, by option; ``balances`` tells whether one that is named
-    ``balance`` is like the paper's second phase, ``squared`` whether distillation is multiplied by the squared
-    temperature: others have temperatures of their own.
+    ``usual`` are the values of all settings without a preset, ``theirs`` the keys that a user's own method declares:
+    whatever their names, presets know none of them.
     """
-    gamma, alpha = TABLE_6.get((data, protocol, phases), (100.0, 5e-6))
-    found: dict[str, object] = {"options.gamma": gamma, "options.alpha": alpha}
-    if protocol == "base-half":
-        found["memory"] = "per_class=20"
-    train, balance = TINY if data == "tiny-imagenet" else CIFAR
-    further = dict(schedules) | ({"balance": balance} if balances else {})
-    if preset == "paper":
-        return found | PAPER | _flat(train, further)
-    if data == "digits":  # a hundred times fewer images than CIFAR: smaller batches, fewer epochs
-        train, further = train.scaled(30), _shorter(further, 20)
-        found |= {"optim.batch": 32, "options.min_old": 8}
-    if preset == "quick":
-        train, further = train.scaled(6), _shorter(further, 4)
-        found["optim.warmup"] = 1
-    elif data in ("cifar10", "cifar100"):
-        train, balance = CALIBRATED_SCHEDULES
-        further |= {"balance": balance} if balances else {}
-        found |= CALIBRATED
-        if sum(Budget.parse(memory).quotas(100 if data == "cifar100" else 10)) < 2000:
-            found["options.min_old"] = 1  # more of the few exemplars in each batch would let them be learnt by heart
-            if data == "cifar100":  # nor do they bring back what a higher rate loses
-                train = replace(train, lr=0.03)
-        if (data, protocol, phases) == ("cifar10", "base0", 2):  # the same when many new images come in one task
-            train = replace(train.scaled(40), lr=0.01)
-            found |= {"options.gamma": 1000.0, "options.reading": "epoch"}
-            further |= {"balance": replace(balance, lr=0.03)} if balances else {}
-            if squared:
-                found |= {"options.temperature": 4.0, "options.kd_weight": 2.0}
-        if protocol == "base-half":  # few new classes: what is known of the many old ones must not move
-            train = replace(train, lr=0.01)
-            found["options.kd_growth"] = 1.0
-    return found | _flat(train, further)
+    found: dict[str, tuple[object, str]] = {}
+    for row in rows(facts, paper):
+        now = dict(usual) | {key: value for key, (value, _) in found.items()}
+        new = {key: value for key, value in row.values.items() if key in usual and key not in theirs}
+        new |= {key: row.values[MOST] for key in now if MOST in row.values and _is_longer(key, now, row.values[MOST])}
+        found |= {key: (value, row.why) for key, value in (moved(now, new) | new).items()}
+    return found
 
 
-def _shorter(schedules: Mapping[str, Schedule], epochs: int) -> dict[str, Schedule]:
-    return {name: s.scaled(min(s.epochs, epochs)) for name, s in schedules.items()}
-
-
-def _flat(train: Schedule, further: Mapping[str, Schedule]) -> dict[str, object]:
-    flat = flatten(train, "schedule.")
-    for name, schedule in further.items():
-        flat |= flatten(schedule, f"options.{name}.")
-    return flat
+def _is_longer(key: str, values: Mapping[str, Any], most: Any) -> bool:
+    """Tell whether a key is of the epochs of a method's further phase, and these are more than ``most``."""
+    return bool(key.startswith("options.") and key.endswith(".epochs") and values[key] > most)

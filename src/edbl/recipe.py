@@ -19,7 +19,7 @@ from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import BACKBONES
-from edbl.schedule import FirstTask, Optim, Schedule
+from edbl.schedule import FirstTask, Optim, Schedule, moved
 
 RECIPE = "recipe.toml"  # in the folder of a run
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
@@ -158,34 +158,9 @@ class Recipe(_Common):
         What is missing comes from preset and data set. With ``complete``, nothing of the first layer was missing when
         it was written; what is missing now is newer, and has its built-in default.
         """
-        method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
-        known = cls.keys(method)
-        given = [check_values(layer, known, method) for layer in layers]
-        checked = {k: v for layer in given for k, v in layer.items()}
-        _refuse_idle(given, complete)
-        name = str(checked.get("data.name", known["data.name"].default))
-        usual = {k: leaf.default for k, leaf in known.items()} | dict(datasets.defaults(name))
-        filled = usual | checked
-        kind = find_method(method)
-        if not complete:
-            theirs = _declared_by_users(kind.Config)
-            schedules = {f.name: f.default for f in fields(kind.Config) if isinstance(f.default, Schedule)}
-            preset = presets.values(
-                str(filled["preset"]),
-                name,
-                str(filled["stream.protocol"]),
-                int(cast(int, filled["stream.phases"])),
-                str(filled["memory"]),
-                schedules,
-                balances="options.balance" not in theirs,
-                squared="options.kd_scale" in known and known["options.kd_scale"].default == "t2",
-            )
-            own = config.check(kind.paper, known) if filled["preset"] == "paper" else {}
-            preset = {k: v for k, v in preset.items() if k in known and k not in theirs} | own
-            if "first.task_epochs" in checked:  # the preset's milestones are those of its own epochs
-                preset.pop("first.task_milestones", None)
-            usual |= preset
-            filled = usual | _milestones(usual, checked) | checked
+        found = cls.origins(*layers, complete=complete)
+        filled = {key: value for key, (value, _) in found.items()}
+        kind = find_method(str(filled["method"]))
         common = config.build(_Common, {k: v for k, v in filled.items() if not k.startswith("options.")})
         options = {k: v for k, v in filled.items() if k.startswith("options.")}
         common.check()
@@ -193,6 +168,30 @@ class Recipe(_Common):
             common = replace(common, method=str(Path(common.method).resolve()))
         chosen = config.build(kind.Config, options, "options.")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
+
+    @classmethod
+    def origins(cls, *layers: Mapping[str, object], complete: bool = False) -> dict[str, tuple[object, str]]:
+        """Return every value by dotted key, and where it comes from: built in, data set, preset, or given."""
+        method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
+        known, kind = cls.keys(method), find_method(method)
+        given = [check_values(layer, known, method) for layer in layers]
+        checked = {k: v for layer in given for k, v in layer.items()}
+        _refuse_idle(given, complete)
+        name = str(checked.get("data.name", known["data.name"].default))
+        found = {k: (leaf.default, "built in") for k, leaf in known.items()}
+        found |= {k: (v, f"data set {name}") for k, v in datasets.defaults(name).items()}
+        usual = {k: v for k, (v, _) in found.items()}
+        if not complete:
+            theirs = {k for k in known if _declared_by_users(kind.Config, k)}
+            paper = config.check(kind.paper, known)
+            ours = presets.values(_facts(usual, usual | checked), paper, usual, theirs)
+            if "first.task_epochs" in checked:  # the preset's milestones are those of its own epochs
+                ours.pop("first.task_milestones", None)
+            preset = (usual | checked)["preset"]
+            found |= {k: (v, f"preset {preset} ({why})") for k, (v, why) in ours.items()}
+            later = moved({k: v for k, (v, _) in found.items()}, checked)
+            found |= {k: (v, "moved with the epochs") for k, v in later.items()}
+        return found | {k: (v, "given") for k, v in checked.items()}
 
     @classmethod
     def read(cls, path: Path | str, *layers: Mapping[str, object]) -> Self:
@@ -238,10 +237,25 @@ class Recipe(_Common):
         return "\n\n".join(blocks) + "\n"
 
 
-def _declared_by_users(options: type) -> set[str]:
-    """Return the keys of options that a user's method declares: whatever their names, our presets know none of them."""
+def _facts(usual: Mapping[str, object], filled: Mapping[str, Any]) -> presets.Facts:
+    """Return what presets ask about a run."""
+    data = filled["data.name"]
+    classes = datasets.DATASETS[data].classes if data in datasets.DATASETS else 1  # of a folder they are not known yet
+    return presets.Facts(
+        preset=filled["preset"],
+        data=data,
+        protocol=filled["stream.protocol"],
+        phases=filled["stream.phases"],
+        exemplars=sum(Budget.parse(filled["memory"]).quotas(classes)),
+        kd_scale=str(usual.get("options.kd_scale", "")),
+    )
+
+
+def _declared_by_users(options: type, key: str) -> bool:
+    """Tell whether an option is one that a user's method declares: whatever its name, our presets know none of them."""
     kinds = [kind for kind in options.__mro__ if not kind.__module__.startswith("edbl.methods.")]
-    return {f"options.{name}" for kind in kinds for name in inspect.get_annotations(kind)}
+    name = key.removeprefix("options.").partition(".")[0]
+    return key.startswith("options.") and any(name in inspect.get_annotations(kind) for kind in kinds)
 
 
 def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
@@ -252,17 +266,6 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
     return config.check(values, known, command("list", "options", method))
-
-
-def _milestones(usual: Mapping[str, object], given: Mapping[str, object]) -> dict[str, object]:
-    """Return the milestones of schedules of which the epochs alone are given: the usual ones, moved with them."""
-    found: dict[str, object] = {}
-    for key, epochs in given.items():
-        milestones = f"{key.removesuffix('epochs')}milestones"
-        if key.endswith(".epochs") and milestones in usual and milestones not in given:
-            schedule = Schedule(cast(int, usual[key]), milestones=cast(tuple[int, ...], usual[milestones]))
-            found[milestones] = schedule.scaled(cast(int, epochs)).milestones
-    return found
 
 
 def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:

@@ -1,12 +1,13 @@
 """The command that lists what there is to choose from."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from edbl.cli import terminal
+from edbl.cli import options, terminal
 from edbl.errors import EdblError
 
 
@@ -17,29 +18,35 @@ def list_(
     ] = None,
     data: Annotated[str | None, typer.Option(help="For options: values for which data set.")] = None,
     preset: Annotated[str | None, typer.Option(help="For options: values of which preset.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="For options: KEY=VALUE, such as stream.phases=2.")
+    ] = None,
 ) -> None:
     """List what there is to choose from."""
     if what == "options":
         if method is None:
             raise EdblError("name a method, as in `edbl list options edbl`")
-        terminal.show(_options(method, data or "digits", preset or "default"))
+        given = {"method": method, "data.name": data or "digits", "preset": preset or "default"}
+        terminal.show(_options(method, given | options.settings(settings)))
         return
-    if method or data or preset:
-        raise EdblError(f"a method, --data and --preset mean nothing to `edbl list {what}`; leave them out")
+    if method or data or preset or settings:
+        raise EdblError(f"a method, --data, --preset and --set mean nothing to `edbl list {what}`; leave them out")
     terminal.show({"methods": _methods, "data": _data, "recipes": _recipes}[what]())
 
 
-def _options(method: str, data: str, preset: str) -> Table:
+def _options(method: str, given: Mapping[str, object]) -> Table:
     from edbl.recipe import Recipe, toml_value
 
     table = terminal.table()
     table.add_column("key", no_wrap=True)
     table.add_column("value", max_width=22 if terminal.console.is_terminal else None)
+    table.add_column("from")
     table.add_column("meaning")
-    values = Recipe.build(method, data, preset=preset).values()
+    values = Recipe.origins(given)
     for key, leaf in sorted(Recipe.keys(method).items()):
         may_be = f" ({', '.join(leaf.choices)})" if leaf.choices else ""
-        table.add_row(key, *map(escape, (toml_value(values[key]), leaf.help + may_be)))
+        value, origin = values[key]
+        table.add_row(key, *map(escape, (toml_value(value), origin, leaf.help + may_be)))
     return table
 
 

@@ -89,6 +89,7 @@ class Source:
 
     name: str
     title: str
+    classes: int
     files: tuple[Remote, ...]
     load: Callable[[Path], Dataset]
     defaults: Mapping[str, object]
@@ -461,6 +462,7 @@ DATASETS: dict[str, Source] = {
         Source(
             "cifar10",
             "CIFAR-10: 50,000 + 10,000 images of 10 classes, 3x32x32",
+            10,
             (CIFAR10,),
             load_cifar10,
             _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD, "resnet32", "total=200"),
@@ -468,6 +470,7 @@ DATASETS: dict[str, Source] = {
         Source(
             "cifar100",
             "CIFAR-100: 50,000 + 10,000 images of 100 classes, 3x32x32",
+            100,
             (CIFAR100,),
             load_cifar100,
             _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD, "resnet32", "total=2000"),
@@ -475,6 +478,7 @@ DATASETS: dict[str, Source] = {
         Source(
             "tiny-imagenet",
             "Tiny-ImageNet-200: 100,000 + 10,000 images of 200 classes, 3x64x64",
+            200,
             (TINY,),
             load_tiny,
             _settings("flip", 0, TINY_MEAN, TINY_STD, "resnet18", "per_class=20"),
@@ -482,6 +486,7 @@ DATASETS: dict[str, Source] = {
         Source(
             "fashion-mnist",
             "Fashion-MNIST: 60,000 + 10,000 images of 10 classes, 1x28x28 padded to 1x32x32",
+            10,
             FASHION,
             load_fashion,
             _settings("crop-flip", 4, (0.2190,), (0.3318,), "resnet32", "total=200"),
@@ -489,6 +494,7 @@ DATASETS: dict[str, Source] = {
         Source(
             "digits",
             "scikit-learn's digits: 1,442 + 355 images of 10 classes, 1x8x8",
+            10,
             (),
             load_sklearn_digits,
             _settings("crop", 1, (0.3,), (0.38,), "small", "total=50"),
