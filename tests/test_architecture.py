@@ -27,6 +27,8 @@ LAYERS = {
     "presets": ["config", "schedule", "memory"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
     "records": ["errors", "files", "metrics"],
+    "engine": ["errors", "files", "seeds", "schedule", "data", "nets", "memory", "methods", "recipe", "records"],
+    "fleet": ["errors", "files", "config", "data", "methods", "recipe", "records", "engine"],
     "experiments": ["recipe"],
     "calibration": ["experiments"],
     "report": ["errors", "files", "metrics", "records", "experiments", "calibration", "recipe"],
@@ -56,7 +58,7 @@ def test_imports_follow_the_line(path: Path) -> None:
 
 
 def test_every_part_has_its_place() -> None:
-    assert {part(p) for p in FILES} == {*LAYERS, "engine", "app", "bench", "cli", "__init__", "__main__"}
+    assert {part(p) for p in FILES} == {*LAYERS, "app", "bench", "cli", "__init__", "__main__"}
 
 
 def test_there_is_one_training_loop() -> None:

@@ -166,8 +166,8 @@ def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
 
 
 def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
-    from edbl.engine.many import Job, at_once, run_many
     from edbl.engine.run import default_folder
+    from edbl.fleet.many import Job, at_once, run_many
     from edbl.records import RECORD
 
     if out and (out / RECORD).exists():
@@ -477,9 +477,9 @@ def reproduce(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
-    from edbl.engine.many import Job, run_many
-    from edbl.engine.many import at_once as usual
     from edbl.experiments import planned
+    from edbl.fleet.many import Job, run_many
+    from edbl.fleet.many import at_once as usual
     from edbl.report import paper
 
     experiments = paper.find(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from edbl import records
 from edbl.data import datasets
 from edbl.data.images import Dataset
 from edbl.data.stream import Stream, Task, class_order, find_classes, hold_out, task_sizes
-from edbl.engine import environment, starts
+from edbl.engine import environment
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints, Saved
 from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
@@ -29,13 +30,23 @@ from edbl.records import Record
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
 
 
+class Start(Protocol):
+    """A first task that a run has in common with others, of which one learns it."""
+
+    def take(self, run: Path) -> str | None:
+        """Give the run in a folder what another learnt, and return the name of that one; None if there is nothing."""
+
+    def keep(self, run: Path) -> None:
+        """Let others have what the run in a folder learnt."""
+
+
 def run(
     recipe: Recipe,
     out: Path | str | None = None,
     *,
     data_dir: Path | None = None,
     progress: Progress | None = None,
-    start: starts.Start | None = None,
+    start: Start | None = None,
 ) -> Record:
     """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``).
 
@@ -57,8 +68,8 @@ def run(
         record = session.new_record()
         if start is not None:
             records.write(record, folder)  # a folder with checkpoints and no record would not be a run
-            if starts.take(start, folder):
-                record.notes = [*record.notes, f"first task shared with {start.run}"]
+            if learnt_by := start.take(folder):
+                record.notes = [*record.notes, f"first task shared with {learnt_by}"]
             else:
                 session.start = start
         return session.go(folder, record)
@@ -150,7 +161,7 @@ def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], lis
 class _Session:
     """A recipe with its data loaded and its learner made: all that can fail early has not."""
 
-    start: starts.Start | None = None  # where to keep the first task for others
+    start: Start | None = None  # where to keep the first task for others
 
     def __init__(self, recipe: Recipe, data_dir: Path | None, progress: Progress) -> None:
         self.recipe = recipe
@@ -242,7 +253,7 @@ class _Session:
         t = task.index
         timings, losses = self.learner.learn(task, checkpoints)
         if t == 0 and self.start is not None:
-            starts.keep(folder, self.start)
+            self.start.keep(folder)
         self.progress.busy("evaluating")
         with stopwatch(timings, "evaluation"):
             matrices = evaluate(self.method, task.test, self.transform, self.recipe.evaluation.nme_flips)
