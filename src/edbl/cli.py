@@ -156,7 +156,7 @@ def _settings(given: list[str] | None) -> dict[str, object]:
 
 
 def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
-    from edbl.engine.run import default_folder
+    from edbl.engine.folders import default_folder
     from edbl.engine.run import run as start
 
     folder = out or default_folder(recipe)
@@ -166,7 +166,7 @@ def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
 
 
 def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
-    from edbl.engine.run import default_folder
+    from edbl.engine.folders import default_folder
     from edbl.fleet.many import Job, at_once, run_many
     from edbl.records import RECORD
 

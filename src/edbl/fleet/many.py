@@ -30,8 +30,10 @@ from torch import Tensor
 from edbl import records
 from edbl.data import datasets
 from edbl.engine import environment
+from edbl.engine.folders import changed, is_free
+from edbl.engine.prepare import method_digest
 from edbl.engine.progress import Count
-from edbl.engine.run import changed, is_free, method_digest, resume, run
+from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
 from edbl.fleet import starts
