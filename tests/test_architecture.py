@@ -34,7 +34,8 @@ LAYERS = {
     "presets": ["config", "schedule"],
     "recipe": ["config", "data", "memory", "methods", "nets", "presets", "schedule"],
     "records": ["files", "metrics"],
-    "engine": ["config", "data", "files", "memory", "methods", "nets", "recipe", "records", "schedule", "seeds"],
+    "engine": ["data", "files", "memory", "methods", "nets", "recipe", "records", "schedule", "seeds"],
+    "fleet": ["config", "data", "engine", "files", "methods", "recipe", "records"],
     "report": ["files", "metrics", "recipe", "records", "text"],
     "studies": ["config", "engine", "files", "methods", "recipe", "records", "report"],
     "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
@@ -45,7 +46,7 @@ LAYERS = {
 }
 # What it imports only once it is asked for, or for types, so that `edbl --help` waits for nothing.
 LATER = {
-    "cli": ["app", "bench", "data", "engine", "methods", "recipe", "records", "report", "studies", "text"],
+    "cli": ["app", "bench", "data", "engine", "fleet", "methods", "recipe", "records", "report", "studies", "text"],
     "__init__": ["app", "engine", "recipe", "records"],
 }
 # Files that import another one later, where it is used or for its types, though that one imports them.

@@ -12,7 +12,8 @@ from edbl import Recipe
 from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task
-from edbl.engine.fit import Loop, State
+from edbl.engine.checkpoint import State
+from edbl.engine.fit import Loop
 from edbl.engine.progress import Progress
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
@@ -102,7 +103,7 @@ def test_first_task_is_plain() -> None:
     method, task = make([], None, images_of([9, 9]))
     (phase,) = method.phases(task)
     assert phase.draw.data is task.train
-    assert method.epochs(first=True) == 4
+    assert phase.schedule.epochs == 4
     assert correction(method).tolist() == [1.0, 0.0]
     batch = a_batch(2)
     logits = method.net.eval()(batch.x).logits
@@ -147,7 +148,7 @@ def test_phases() -> None:
     method.optim = replace(method.optim, weight_decay=0.1)
     train, bias = method.phases(task)
     assert [p.name for p in (train, bias)] == ["train", "bias"]
-    assert method.epochs(first=False) == train.schedule.epochs + bias.schedule.epochs == 7
+    assert [p.schedule.epochs for p in (train, bias)] == [4, 3]
     own = correction(method)
     assert {id(p) for p in train.params} == {id(p) for p in method.net.parameters()} - {id(own)}
     assert [id(p) for p in bias.params] == [id(own)]
@@ -210,7 +211,7 @@ def test_without_held_out_images_of_old_classes_nothing_is_corrected(exemplars: 
 def fit(net: Net, phase: Phase) -> None:
     transform = Transform.of("none", 0, (0.5,), (0.5,), torch.device("cpu"))
     loop = Loop(transform, Seeds(0), Progress(), bf16=False, graph=False)
-    loop.fit(net, phase, ("test",), State(), lambda state: None)
+    loop.fit(net, phase, ("test",), State())
 
 
 MEANS = 1.2 * torch.randn(5, WIDTH, generator=seeded(40))

@@ -236,7 +236,7 @@ def test_first_task_is_plain() -> None:
     method.net.eval()
     expected = -sum(row.log_softmax(0)[b % 2].item() for b, row in enumerate(method.net(batch.x).logits)) / 4
     assert phase.loss(batch).item() == pytest.approx(expected, rel=1e-5)
-    assert method.epochs(first=True) == 4
+    assert phase.schedule.epochs == 4
 
 
 def walk(method: DERNet, task: Task) -> list[Phase]:
@@ -271,7 +271,6 @@ def test_stage_2_retrains_a_fresh_head_on_balanced_images() -> None:
     bound = 1 / math.sqrt(2 * WIDTH)
     assert net.head.weight.abs().max() <= bound < trained.abs().max()
     assert next(phases, None) is None
-    assert method.epochs(first=False) == 7
 
 
 def test_tune_loss_has_a_temperature_and_reaches_the_head_alone() -> None:
@@ -307,7 +306,7 @@ def test_aligning_gives_new_classes_the_mean_norm_of_old_ones() -> None:
     method, task = begun([3, 3], [9, 9], classifier="align")
     (train,) = walk(method, task)
     assert train.name == "train"
-    assert method.epochs(first=False) == 4
+    assert train.schedule.epochs == 4
     norms = [math.sqrt(sum(v * v for v in row)) for row in method.net.head.weight.tolist()]
     assert sum(norms[:2]) == pytest.approx(sum(norms[2:]), rel=1e-5)
     other, task = begun([3, 3], [9, 9], classifier="as-is")

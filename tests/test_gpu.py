@@ -19,8 +19,9 @@ from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import only
-from edbl.engine.many import MPS, Job, divisible, run_many
 from edbl.engine.step import Step
+from edbl.fleet.many import Job, divisible, run_many
+from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, ResNet, initialise

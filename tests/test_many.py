@@ -18,9 +18,11 @@ from rich.console import Console
 import edbl
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
-from edbl.engine import environment, many
-from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
+from edbl.engine import environment
 from edbl.files import lock
+from edbl.fleet import many
+from edbl.fleet.many import TRIES, Job, _work, run_many
+from edbl.fleet.mps import MPS, shared_gpu
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 

@@ -17,7 +17,7 @@ from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
 from edbl.methods.balancing import Balancing
-from edbl.methods.base import Draw, Method, Phase
+from edbl.methods.base import Draw, Method
 from edbl.methods.re_mkd import ReMKD, old_share
 from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
@@ -229,7 +229,6 @@ def test_first_task(name: str) -> None:
     assert phase.draw.sampler == Uniform(18, 8)
     # A12: vanilla mixup where the method mixes at all.
     assert phase.draw.mixing == (VanillaMixup(Ratio(1.0, "pass")) if name in MIXING else unmixed)
-    assert method.epochs(first=True) == TRAIN.epochs
     batch = a_batch(2)
     expected = -(batch.y * method.net.eval()(batch.x).logits.softmax(1).log()).sum(1).mean()
     torch.testing.assert_close(phase.loss(batch), expected)
@@ -253,7 +252,6 @@ def test_joint_trains_fresh_weights_as_those_of_a_first_task(restart: bool) -> N
     (phase,) = method.phases(task_of(2, [9, 9]))
     told = phase.schedule.epochs, phase.schedule.lr, phase.optim.weight_decay
     assert told == ((9, 0.3, 0.5) if restart else (TRAIN.epochs, TRAIN.lr, Optim().weight_decay))
-    assert method.epochs(first=False) == phase.schedule.epochs
 
 
 def test_the_first_task_may_have_values_of_its_own() -> None:
@@ -282,18 +280,12 @@ def test_mixing_ratio_is_the_configured_one(name: str) -> None:
     assert mixing.ratio == Ratio(0.4, "sample")
 
 
-def phases_of(method: Method, task: Task) -> list[Phase]:
-    phases = list(method.phases(task))
-    assert sum(phase.schedule.epochs for phase in phases) == method.epochs(first=not task.old)
-    return phases
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_phases_of_later_tasks(name: str) -> None:
     method = make(name)
     task = after_first_task(method, [3, 3], [9, 9])
     assert method.net.head.classes == 4
-    phases = phases_of(method, task)
+    phases = list(method.phases(task))
     two = name in BALANCING
     assert [phase.name for phase in phases] == (["train", "balance"] if two else ["train"])
     assert [phase.schedule for phase in phases] == ([TRAIN, BALANCE] if two else [TRAIN])
@@ -609,9 +601,9 @@ def test_learning_again_as_in_a_first_task_takes_the_given_images_alone(name: st
 def test_the_first_task_may_have_epochs_and_a_weight_decay_of_its_own(name: str) -> None:
     method = make(name)
     method.first = FirstTask(task_epochs=7, task_weight_decay=1e-3)
-    (first,) = phases_of(method, task_of(0, [9, 9]))
+    (first,) = method.phases(task_of(0, [9, 9]))
     assert (first.schedule.epochs, first.optim) == (7, Optim(batch=8, weight_decay=1e-3))
-    for phase in phases_of(method, after_first_task(method, [3, 3], [9, 9])):
+    for phase in method.phases(after_first_task(method, [3, 3], [9, 9])):
         assert phase.optim == Optim(batch=8)
 
 

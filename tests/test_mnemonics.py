@@ -14,7 +14,8 @@ from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.engine.fit import Loop, State
+from edbl.engine.checkpoint import State
+from edbl.engine.fit import Loop
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
@@ -76,7 +77,7 @@ def fit(method: Mnemonics, phase: Phase) -> list[float]:
     """Train a phase as the engine does, and return the mean loss of its epochs."""
     state = State()
     loop = Loop(TRANSFORM, Seeds(0), Progress(), bf16=False, graph=False)
-    loop.fit(method.net, phase, ("task", 1, phase.name), state, lambda _: None)
+    loop.fit(method.net, phase, ("task", 1, phase.name), state)
     return state.losses
 
 
@@ -195,7 +196,7 @@ def test_phases_of_the_first_task() -> None:
     method.begin(task, seeded())
     phases = list(method.phases(task))
     assert [phase.name for phase in phases] == ["train", "exemplars"]
-    assert sum(phase.schedule.epochs for phase in phases) == method.epochs(first=True)
+    assert [phase.schedule for phase in phases] == [TRAIN, PIXELS]
     assert phases[1].draw.data is task.train
 
 
@@ -213,7 +214,7 @@ def test_phases_of_later_tasks(adjust: bool) -> None:
             assert phase.optim.weight_decay == 0
             assert phase.teacher is None
     assert names == ["train", "exemplars", *(["old-first", "old-second"] if adjust else [])]
-    assert sum(phase.schedule.epochs for phase in phases) == method.epochs(first=False)
+    assert [phase.schedule for phase in phases] == [TRAIN, *[PIXELS] * (len(phases) - 1)]
     assert "exemplars" not in dict(method.net.named_parameters())
 
 

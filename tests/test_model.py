@@ -1,5 +1,6 @@
 """A model that goes on learning: more images of classes that it knows, with every kind of method."""
 
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,6 +13,7 @@ from edbl.app.learn import measure
 from edbl.app.model import Model
 from edbl.data.augment import Transform
 from edbl.data.images import Images
+from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.evaluate import class_means, outputs
 from edbl.nets.heads import CorrectedHead, FrozenHead
 from edbl.nets.net import Net, Output
@@ -50,6 +52,22 @@ def test_more_images_of_a_class_may_become_exemplars(beside: dict[str, tuple[int
     learn(made, {"a": (50, 120), **beside})
     assert kept(made, "a", above=100) >= 3
     assert [len(images) for images in made.memory.classes] == [5] * (2 + len(beside))
+
+
+def test_nothing_is_written_unless_there_is_a_folder_for_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = Mock()
+    monkeypatch.setattr(Checkpoints, "save", saved)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = model("edbl")
+    learn(made, {"a": (5, 0), "b": (12, 60)})
+    learn(made, {"c": (12, 200)})
+    learn(made, {"a": (5, 20)})
+    assert not saved.called
+    assert not list(tmp_path.iterdir())
+    made.learn(some(12, 100), ["d"] * 12, tmp_path / "checkpoints")
+    assert [call.args[0] for call in saved.call_args_list] == ["task-3-phase-0", "task-3-phase-1"]
 
 
 @pytest.mark.parametrize("total", [20, 7])

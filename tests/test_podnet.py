@@ -269,7 +269,7 @@ def test_the_first_task_is_plain() -> None:
     (phase,) = method.phases(task)
     assert phase.name == "train"
     assert phase.adjust is not None
-    assert method.epochs(first=True) == 2
+    assert phase.schedule.epochs == 2
     labels = [0, 1, 2, 0]
     batch = a_batch(labels, 3)
     similarities = method.net(batch.x).logits.tolist()
@@ -350,7 +350,6 @@ def test_two_phases(proxies: str) -> None:
     assert tune.draw.sampler == Uniform(10, 8)
     assert torch.equal(method.memory.images.x, memory.x)  # the memory itself is as it was
     assert next(phases, None) is None
-    assert method.epochs(first=False) == 5
 
 
 def test_tune_norm() -> None:

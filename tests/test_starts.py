@@ -13,9 +13,9 @@ from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.config import Leaf
 from edbl.data import datasets
 from edbl.data.stream import Stream
-from edbl.engine import starts
 from edbl.engine.checkpoint import Checkpoints
-from edbl.engine.many import Job, run_many
+from edbl.fleet import starts
+from edbl.fleet.many import Job, run_many
 from edbl.methods import methods
 from tests.test_contract import CPU, METHODS, Killed, Killer, last_state, learner_of
 from tests.vectors import same
@@ -136,7 +136,7 @@ def start_of(recipe: Recipe, folder: Path) -> starts.Start:
     """Make a run, and return what was kept of its first task."""
     start = starts.Start(folder / "kept", "leader")
     assert run(recipe, folder / "run", start=start).notes == []
-    assert starts.is_kept(start)
+    assert start.is_kept()
     return start
 
 
@@ -154,7 +154,7 @@ def test_a_start_that_cannot_be_kept_is_done_without(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     start = starts.Start(tmp_path / "file" / "start", "leader")
     assert run(recipe("rkd"), tmp_path / "run", start=start).status == "done"
-    assert not starts.is_kept(start)
+    assert not start.is_kept()
 
 
 def test_a_damaged_start_is_not_taken(tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_what_a_phase_does_not_train_has_no_gradients(
     monkeypatch.setattr(Step, "__call__", watch)
     for name in ("idle", "graded"):
         if name == "graded":
-            monkeypatch.setattr("edbl.engine.learner.only", lambda net, params: nullcontext())
+            monkeypatch.setattr("edbl.engine.fit.only", lambda net, params: nullcontext())
         learner = learner_of(Recipe.build(method, data="digits", preset="quick", **(small | head)))
         for number in range(2):
             learner.learn(stream[number], Checkpoints(tmp_path / name))

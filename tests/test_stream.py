@@ -6,7 +6,7 @@ import torch
 from edbl.data.datasets import load
 from edbl.data.images import Dataset, Images
 from edbl.data.stream import Stream, class_order, even, find_classes, hold_out, task_sizes
-from edbl.engine.run import plan
+from edbl.engine.prepare import plan
 from edbl.errors import EdblError
 from edbl.recipe import StreamSettings
 

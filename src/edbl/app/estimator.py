@@ -341,7 +341,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(str(error)) from error
             new = len(labels) - len(model.names)
             epochs = model.learner.epochs(new=new > 0, first=not model.names)
-            progress.run(model.method.name, model.increments + 1, epochs, 0)
+            progress.run(model.method.name, [*[0] * model.increments, epochs], model.increments)
             model.learn(samples, [str(number) for number in numbers])
             progress.say(f"{len(x)} samples, {new} new classes: {time.monotonic() - began:.1f} s")
         self._learnt = _Learnt(read, labels[[int(name) for name in model.names]], model)
@@ -394,7 +394,6 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "device": self.device,
             "net.backbone": backbone,
             "optim.batch": batch,
-            "checkpoint_seconds": 1e9,
         }
         if isinstance(read, _Images):
             given |= {"data.mean": read.mean, "data.std": read.std, "data.pad": min(min(read.shape[1:]) // 8, MOST_PAD)}

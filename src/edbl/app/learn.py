@@ -400,7 +400,7 @@ class Increment:
         names = [begun.names[begun.labels[row]] for row in begun.train]
         new = [name for name in begun.names if name not in old]
         epochs = model.learner.epochs(new=bool(new), first=not old)
-        progress.run(f"learning {count(begun.names, 'class')}", begun.number + 1, epochs, 0)
+        progress.run(f"learning {count(begun.names, 'class')}", [*[0] * begun.number, epochs], begun.number)
         try:
             model.learn(self.train, names, self.place / CHECKPOINTS)
         except Diverged as error:  # to go on would lead to the same

@@ -1,6 +1,5 @@
 """A model that keeps learning: names of classes, a learner, and what it remembers."""
 
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -75,15 +74,14 @@ class Model:
         more, train = images.of(range(known)), images.of(range(known, len(self.names)))
         before = list(self.memory.classes)
         self._remember(more)
-        with tempfile.TemporaryDirectory() as folder:
-            saved = Checkpoints(checkpoints or Path(folder))
-            if new:
-                task = Task(self.increments, known, len(new), train, train, train, self.seen_images)
-                self.learner.learn(task, saved)
-            else:
-                everything = self.memory.images
-                again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
-                self.learner.refresh(again, saved)
+        saved = Checkpoints(checkpoints) if checkpoints else None
+        if new:
+            task = Task(self.increments, known, len(new), train, train, train, self.seen_images)
+            self.learner.learn(task, saved)
+        else:
+            everything = self.memory.images
+            again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
+            self.learner.refresh(again, saved)
         self._choose_again(more, train, before)
         self._means = None
         self._check()

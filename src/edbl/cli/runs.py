@@ -91,7 +91,7 @@ def _recipes(
 
 
 def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
-    from edbl.engine.run import default_folder
+    from edbl.engine.folders import default_folder
     from edbl.engine.run import run as start
 
     folder = out or default_folder(recipe)
@@ -101,7 +101,7 @@ def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
 
 
 def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
-    from edbl.engine.many import at_once, jobs_of, run_many
+    from edbl.fleet.many import at_once, jobs_of, run_many
 
     jobs = jobs_of(recipes, out)
     page, done = (out or Path("runs")) / "report.html", set()

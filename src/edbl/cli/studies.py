@@ -79,8 +79,8 @@ def _answer(
     data_dir: Path | None,
 ) -> None:
     """Run what is missing of an experiment, keep it, and show all of it."""
-    from edbl.engine.many import Job, run_many
-    from edbl.engine.many import at_once as usual
+    from edbl.fleet.many import Job, run_many
+    from edbl.fleet.many import at_once as usual
     from edbl.studies import pages
     from edbl.studies.paper import wanted
     from edbl.studies.shelf import Shelf

@@ -8,8 +8,9 @@ state whose whole chain is intact.
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import safetensors.torch
 from torch import Tensor
 
 from edbl.files import write_atomic
+from edbl.nets.net import Net
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
 
@@ -77,6 +79,17 @@ class Checkpoints:
             (self.folder / f"{name}.json").unlink(missing_ok=True)
             (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
 
+    def save_task(self, task: int, tensors: dict[str, Tensor]) -> None:
+        """Write the state after a task, and delete what nothing would go on from any more."""
+        self.save(f"task-{task}", Saved(tensors, {}))
+        # Should this state be damaged, the run goes on from the last task's state and this task's finished phases.
+        kept = re.compile(rf"task-{task - 1}|task-{task}(-phase-\d+)?")
+        self.forget(name for name in self.names() if not kept.fullmatch(name))
+
+    def keep_last(self, tasks: int) -> None:
+        """Of a run of so many tasks that is done, keep the state after the last one alone."""
+        self.forget(set(self.names()) - {f"task-{tasks - 1}"})
+
     def epochs(self, task: int, phase: int) -> list[int]:
         """Return the epochs of a phase that have a checkpoint, in order."""
         return self._numbers(f"task-{task}-phase-{phase}-epoch-{{}}")
@@ -100,3 +113,64 @@ def digest_of(data: bytes, values: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(data)
     digest.update(json.dumps(values, sort_keys=True).encode())
     return digest.hexdigest()
+
+
+def net_tensors(net: Net) -> dict[str, Tensor]:
+    """Return what a checkpoint holds of a net."""
+    return {f"net.{k}": v for k, v in net.state_dict().items()}
+
+
+@dataclass
+class State:
+    """How far a phase has come: what a checkpoint inside a phase must hold beside the net."""
+
+    epoch: int = 0  # epochs finished
+    momentum: dict[int, Tensor] = field(default_factory=dict)  # by number of the parameter
+    losses: list[float] = field(default_factory=list)  # mean loss of each finished epoch
+    seconds: float = 0.0  # that they took
+
+
+class Saver:
+    """The checkpoints of one phase: the state that it goes on from, and those that it leaves while it trains.
+
+    At most one is written in ``every`` seconds. Without ``checkpoints`` a phase begins anew and leaves none.
+    """
+
+    def __init__(self, net: Net, checkpoints: Checkpoints | None, task: int, phase: int, every: float) -> None:
+        self.net, self.checkpoints, self.every = net, checkpoints, every
+        self.task, self.phase, self.name = task, phase, f"task-{task}-phase-{phase}"
+        self.state = self._resume()
+        self.saved_at = time.monotonic()
+        self.began = self.saved_at - self.state.seconds
+
+    def _resume(self) -> State:
+        """Take the net over from the newest checkpoint; a phase that is finished has the state after its last epoch."""
+        if self.checkpoints is None:
+            return State()
+        saved = self.checkpoints.load(self.name) or self.checkpoints.newest_epoch(self.task, self.phase)
+        if saved is None:
+            return State()
+        self.net.load_state_dict(saved.part("net."))
+        momentum = {int(number): m for number, m in saved.part("momentum.").items()}
+        return State(saved.values["epoch"], momentum, saved.values["losses"], saved.values["seconds"])
+
+    def after_epoch(self) -> None:
+        """Save the state inside the phase, if it is time to."""
+        if self.checkpoints is not None and time.monotonic() - self.saved_at >= self.every:
+            self._save(f"{self.name}-epoch-{self.state.epoch}")
+            # The one before is kept in case this one is damaged.
+            older = self.checkpoints.epochs(self.task, self.phase)[:-2]
+            self.checkpoints.forget(f"{self.name}-epoch-{epoch}" for epoch in older)
+            self.saved_at = time.monotonic()
+
+    def finish(self) -> None:
+        """Save the state after the phase."""
+        self._save(self.name)
+
+    def _save(self, name: str) -> None:
+        state = self.state
+        state.seconds = time.monotonic() - self.began
+        if self.checkpoints is not None:
+            tensors = net_tensors(self.net) | {f"momentum.{i}": m for i, m in state.momentum.items()}
+            values = {"epoch": state.epoch, "losses": state.losses, "seconds": state.seconds}
+            self.checkpoints.save(name, Saved(tensors, values))

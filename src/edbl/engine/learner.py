@@ -1,8 +1,9 @@
 """A learner: a net, its memory and the method that trains them, for one task after another."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
 import torch
 from torch import Generator, Tensor
@@ -10,9 +11,9 @@ from torch import Generator, Tensor
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
-from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.checkpoint import Checkpoints, Saved, Saver, net_tensors
 from edbl.engine.evaluate import outputs
-from edbl.engine.fit import Loop, State, only
+from edbl.engine.fit import Loop
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
@@ -21,6 +22,7 @@ from edbl.methods.base import Draw, Phase
 from edbl.nets import backbones
 from edbl.nets.backbones import Backbone
 from edbl.recipe import Recipe
+from edbl.schedule import Schedule
 from edbl.seeds import Seeds
 
 CPU = torch.device("cpu")
@@ -89,7 +91,7 @@ class Learner:
         """Return net and memory."""
         images = self.memory.images
         learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
-        return self._net_tensors() | learnt | {"memory.x": images.x, "memory.y": images.y}
+        return net_tensors(self.net) | learnt | {"memory.x": images.x, "memory.y": images.y}
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
         """Take over net and memory, as `tensors` gave them after tasks of ``sizes`` classes."""
@@ -101,44 +103,63 @@ class Learner:
         self.memory.replace(exemplars, self.net.head.classes)
 
     def epochs(self, new: bool, first: bool) -> int:
-        """Return how many epochs a task takes that brings ``new`` classes, or a refresh, for the time left."""
-        return self.method.epochs(first) if new else self.recipe.first.schedule(self.recipe.schedule).epochs
+        """Return about how many epochs it takes to learn ``new`` classes, or known ones again, for the time left.
+
+        Later tasks are taken to have a phase for each schedule among the method's own settings.
+        """
+        recipe = self.recipe
+        if first or not new:
+            return recipe.first.schedule(recipe.schedule).epochs
+        own = (value for value in vars(recipe.options).values() if isinstance(value, Schedule))
+        return recipe.schedule.epochs + sum(schedule.epochs for schedule in own)
 
     @_on_gpu()
-    def learn(self, task: Task, checkpoints: Checkpoints) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Learn one task, from where its newest checkpoint left it.
+    def learn(
+        self, task: Task, checkpoints: Checkpoints | None = None
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Learn one task, from where its newest checkpoint left it; without ``checkpoints``, at one go.
 
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
-        timings: dict[str, float] = {}
-        losses: dict[str, list[float]] = {}
         self._as_learnt()
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
-        clean: Draw | None = None
-        for number, phase in enumerate(self.method.phases(task)):
-            if number == 0:
-                clean = self.method.clean(task, phase.draw)
-            if phase.name in losses:  # and the seeds of its draws are named after it
-                raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
-            losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
-        if clean:
-            with stopwatch(timings, "clean"):
-                self._show(task, clean)
+        timings, losses = self._fit(task, self.method.phases(task), checkpoints)
         self.progress.busy("choosing exemplars")
         with stopwatch(timings, "memory"):
             self.method.end(task)
         return timings, losses
 
     @_on_gpu()
-    def refresh(self, task: Task, checkpoints: Checkpoints) -> None:
+    def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
         self.method.teacher = None
         self.net.head.thaw()
-        phase = next(self.method.phases(task))
-        self.train(task, 0, phase, {}, checkpoints)
-        if clean := self.method.clean(task, phase.draw):
-            self._show(task, clean)
+        self._fit(task, islice(self.method.phases(task), 1), checkpoints)
+
+    def _fit(
+        self, task: Task, phases: Iterable[Phase], checkpoints: Checkpoints | None
+    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        """Fit one phase after the other, and then let batch normalisation see clean images, if it shall."""
+        timings: dict[str, float] = {}
+        losses: dict[str, list[float]] = {}
+        clean: Draw | None = None
+        for number, phase in enumerate(phases):
+            if number == 0:
+                clean = self.method.clean(task, phase.draw)
+            if phase.name in losses:  # and the seeds of its draws are named after it
+                raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
+            saver = Saver(self.net, checkpoints, task.index, number, self.recipe.checkpoint_seconds)
+            state, epochs = saver.state, phase.schedule.epochs
+            self.progress.phase(task.index, phase.name, epochs, state.epoch)
+            if state.epoch < epochs:
+                self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, saver.after_epoch)
+                saver.finish()
+            timings[phase.name], losses[phase.name] = state.seconds, state.losses
+        if clean:
+            with stopwatch(timings, "clean"):
+                self._show(task, clean)
+        return timings, losses
 
     def _as_learnt(self) -> None:
         """Give batch normalisation the statistics of what it was trained on, which a teacher is shown too."""
@@ -149,52 +170,6 @@ class Learner:
         """Give batch normalisation the statistics of unmixed images, and keep those it was trained on."""
         self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
         self.loop.show(self.net, clean, ("task", task.index, "clean"))
-
-    def train(
-        self, task: Task, number: int, phase: Phase, timings: dict[str, float], checkpoints: Checkpoints
-    ) -> list[float]:
-        """Train a phase from where its newest checkpoint left it, and return the mean loss of each of its epochs."""
-        name = f"task-{task.index}-phase-{number}"
-        if finished := checkpoints.load(name):
-            self.net.load_state_dict(finished.part("net."))
-            timings |= finished.values["timings"]
-            self.progress.phase(task.index, phase.name, phase.schedule.epochs, phase.schedule.epochs)
-            return list(finished.values["losses"])
-        state = State()
-        if begun := checkpoints.newest_epoch(task.index, number):
-            self.net.load_state_dict(begun.part("net."))
-            momentum = {int(number): m for number, m in begun.part("momentum.").items()}
-            state = State(begun.values["epoch"], momentum, begun.values["losses"])
-            timings |= begun.values["timings"]
-        self.progress.phase(task.index, phase.name, phase.schedule.epochs, state.epoch)
-        before, began = timings.get(phase.name, 0.0), time.monotonic()
-        saved_at = began
-
-        def save(name: str) -> None:
-            timings[phase.name] = before + time.monotonic() - began
-            tensors = self._net_tensors() | {f"momentum.{i}": m for i, m in state.momentum.items()}
-            values = {"epoch": state.epoch, "losses": state.losses, "timings": timings}
-            checkpoints.save(name, Saved(tensors, values))
-
-        def after_epoch(state: State) -> None:
-            nonlocal saved_at
-            if time.monotonic() - saved_at < self.recipe.checkpoint_seconds:
-                return
-            save(f"{name}-epoch-{state.epoch}")
-            # The one before is kept in case this one is damaged.
-            older = checkpoints.epochs(task.index, number)[:-2]
-            checkpoints.forget(f"{name}-epoch-{epoch}" for epoch in older)
-            saved_at = time.monotonic()
-
-        with only(self.net, phase.params):
-            self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, after_epoch)
-        if phase.finish is not None:
-            phase.finish()
-        save(name)
-        return state.losses
-
-    def _net_tensors(self) -> dict[str, Tensor]:
-        return {f"net.{k}": v for k, v in self.net.state_dict().items()}
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Progress: what a user sees while a run trains."""
 
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -17,8 +18,8 @@ REFRESH = 0.5  # seconds between looks at the loss, each of which waits for the 
 class Progress:
     """What the engine tells while it works. This one says nothing."""
 
-    def run(self, title: str, tasks: int, epochs: int, done: int) -> None:
-        """Announce a run of ``epochs`` epochs in all, of which ``done`` need no training any more."""
+    def run(self, title: str, plan: Sequence[int], first: int) -> None:
+        """Announce a run from task ``first`` on; the plan is about how many epochs each task takes."""
 
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase, of which ``done`` epochs need no training any more."""
@@ -40,9 +41,10 @@ class Count(Progress):
     """Keep count of epochs and steps."""
 
     def __init__(self) -> None:
-        self.title, self.tasks, self.epochs = "", 0, 0  # of the run
+        self.title = ""
+        self.plan: list[int] = []  # epochs of each task, which are known for sure once it is learnt
         self.task, self.phase_name, self.phase_epochs = 0, "", 0  # of the phase
-        self.before = 0  # epochs of the run that were done when the phase began, those not trained now included
+        self.before = 0  # epochs of the task's phases before the present one
         self.start = self.now = 0  # epochs of the phase: not trained now, and done
         self.number, self.steps = 0, 1  # steps of the epoch: done, and in all
 
@@ -52,21 +54,37 @@ class Count(Progress):
         return self.now + self.number / self.steps
 
     @property
+    def left(self) -> float:
+        """Epochs of the run that are left, as far as they are known."""
+        return sum(self.plan[self.task :]) - self.before - self.done
+
+    @property
     def share(self) -> float:
         """Share of the run that is done."""
-        return (self.before + self.done) / max(self.epochs, 1)
+        return 1 - self.left / max(sum(self.plan), 1)
 
-    def run(self, title: str, tasks: int, epochs: int, done: int) -> None:
+    def run(self, title: str, plan: Sequence[int], first: int) -> None:
         """Announce a run."""
-        self.title, self.tasks, self.epochs, self.before = title, tasks, epochs, done
-        self.phase_epochs = self.start = self.now = self.number = 0
+        self.title, self.plan, self.task = title, list(plan), first
+        self.before = self.phase_epochs = self.start = self.now = self.number = 0
 
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
-        """Announce a phase."""
-        self.before += self.now
+        """Announce a phase; a plan that was too short or too long is mended as soon as that shows."""
+        self.before += self.phase_epochs
+        if task != self.task:
+            self._end_task()
         self.task, self.phase_name, self.phase_epochs = task, name, epochs
+        self.plan[task] = max(self.plan[task], self.before + epochs)
         self.start = self.now = done
         self.number = 0
+
+    def _end_task(self) -> None:
+        """Plan for a task what it took, and for later ones the same: only a first task is unlike others."""
+        if self.task:
+            self.plan[self.task :] = [self.before] * len(self.plan[self.task :])
+        else:
+            self.plan[0] = self.before
+        self.before = 0
 
     def epoch(self, epoch: int, steps: int) -> None:
         """Announce an epoch."""
@@ -125,12 +143,12 @@ class Bars(Count):
 
     def _render(self) -> Table:
         trained, elapsed = self.done - self.start, max(time.monotonic() - self._began, 1e-6)
-        left = elapsed / trained * (self.epochs - self.before - self.done) if trained else None
+        left = elapsed / trained * self.left if trained else None
         table = Table.grid(padding=(0, 1))
         table.add_row(
             f"[bold]{escape(self.title)}[/bold]",
             ProgressBar(total=1, completed=self.share, width=30),
-            f"task {self.task + 1}/{self.tasks}",
+            f"task {self.task + 1}/{len(self.plan)}",
             f"time left {_clock(left)}" if left is not None else "",
         )
         if self._busy:

@@ -36,6 +36,7 @@ class Step:
         device = generator.device
         self.bf16 = bf16
         self.use_graph = graph and device.type == "cuda"
+        self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
         self.images = 0  # images of a batch after mixing
@@ -84,11 +85,11 @@ class Step:
         # A graph must not keep casts of weights from one step for the next, so nothing is cached.
         cast = torch.autocast(batch.x.device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
         with cast:
-            if self.phase.teacher is not None:
-                self.phase.teacher.ask(batch.x)
+            if self.ahead is not None:
+                self.ahead.ask(batch.x)
             loss = self.phase.loss(batch)
-            if self.phase.teacher is not None:
-                self.phase.teacher.wait()
+            if self.ahead is not None:
+                self.ahead.wait()
         self.optimiser.zero_grad()
         loss.backward()
         if self.phase.adjust is not None:

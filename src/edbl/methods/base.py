@@ -137,15 +137,6 @@ class Method:
         train_mode = not self.optim.fixed_norm
         return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone, train_mode=train_mode)
 
-    def epochs(self, first: bool) -> int:
-        """Return how many epochs a task takes, for the time left; ``first`` is the first task.
-
-        Later ones have a phase for each schedule among the method's own settings.
-        """
-        if first:
-            return self.first.schedule(self.schedule).epochs
-        return self.schedule.epochs + sum(s.epochs for s in vars(self.config).values() if isinstance(s, Schedule))
-
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar."""
         return cross_entropy(self.net(batch.x).logits, batch.y).mean()

@@ -124,11 +124,6 @@ class DERNet(Method):
             self.fresh.grow(task.seen, generator)
             self.balanced = balanced(Images.cat([self.memory.images, task.train]), task.seen, generator)
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of both stages, or of the first alone."""
-        untuned = not first and self.config.classifier != "retrain"
-        return super().epochs(first) - (self.config.tune.epochs if untuned else 0)
-
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the stage of the features, then that of the head."""
         yield from super().phases(task)

@@ -39,10 +39,6 @@ class Joint(Method):
         """Return the phase that trains the whole net; fresh weights take the schedule of a first task."""
         return self.first_phase(draw) if self.config.restart else super().main_phase(task, draw)
 
-    def epochs(self, first: bool) -> int:
-        """Return how many epochs a task takes."""
-        return super().epochs(first or self.config.restart)
-
     def draw(self, task: Task) -> Draw:
         """Return all images of all seen classes."""
         data = task.joint()

@@ -86,12 +86,6 @@ class Mnemonics(RKD):
                     layer.weight.requires_grad_(False)
                     parametrize.register_parametrization(layer, "weight", Scale(layer.weight))
 
-    def epochs(self, first: bool) -> int:
-        """Return the epochs of all phases."""
-        # The first task adjusts the exemplars of its classes, too; later ones may adjust both halves of the old ones.
-        more = 1 if first else 2 * self.config.adjust_old
-        return super().epochs(first) + more * self.config.exemplars.epochs
-
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phase of the net, then those of the pixels: new classes, and each half of the old ones."""
         yield from super().phases(task)

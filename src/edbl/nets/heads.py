@@ -89,10 +89,10 @@ class LinearHead(Head):
         super()._keep(kept)
         self.bias = nn.Parameter(self.bias.detach()[kept])
 
-    @exactly
     def forward(self, features: Tensor) -> Tensor:
         """Return logits, ``[batch, classes]``."""
-        return linear(features.to(self.weight.dtype), self.weight, self.bias)
+        with torch.autocast(features.device.type, enabled=False):
+            return linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class CorrectedHead(LinearHead):

@@ -28,6 +28,20 @@ class Start(NamedTuple):
     folder: Path
     run: str
 
+    def keep(self, run: Path) -> None:
+        """Let others have the state after the first phase of a run, if it is there."""
+        with suppress(OSError, EdblError):  # such as a full disk: the others can do without
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _copy(run / CHECKPOINTS, self.folder)
+
+    def is_kept(self) -> bool:
+        """Tell whether there is something to take."""
+        return Checkpoints(self.folder).load(FIRST) is not None
+
+    def take(self, run: Path) -> str | None:
+        """Give a run the state that another kept; return the name of that one, if there was one."""
+        return self.run if _copy(self.folder, run / CHECKPOINTS) else None
+
 
 def key(recipe: Recipe) -> str | None:
     """Return all that the first phase of a run's first task depends on; None for a method that a user wrote."""
@@ -55,23 +69,6 @@ def waiting(jobs: Sequence[tuple[Recipe, Path]], places: Collection[int]) -> dic
         if found is not None:
             alike.setdefault(found, []).append(place)
     return {first: others for first, *others in alike.values() if others}
-
-
-def keep(run: Path, start: Start) -> None:
-    """Let others have the state after the first phase of a run, if it is there."""
-    with suppress(OSError, EdblError):  # such as a full disk: the others can do without
-        start.folder.mkdir(parents=True, exist_ok=True)
-        _copy(run / CHECKPOINTS, start.folder)
-
-
-def is_kept(start: Start) -> bool:
-    """Tell whether there is something to take."""
-    return Checkpoints(start.folder).load(FIRST) is not None
-
-
-def take(start: Start, run: Path) -> bool:
-    """Give a run the state that another kept; tell whether there was one."""
-    return _copy(start.folder, run / CHECKPOINTS)
 
 
 def _copy(source: Path, target: Path) -> bool:

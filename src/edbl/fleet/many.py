@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import threading
 import traceback
@@ -30,16 +29,19 @@ from torch import Tensor
 
 from edbl import records
 from edbl.data import datasets
-from edbl.engine import environment, starts
+from edbl.engine import environment
+from edbl.engine.folders import changed, default_folder, is_free
+from edbl.engine.prepare import method_digest
 from edbl.engine.progress import Count
-from edbl.engine.run import changed, default_folder, is_free, method_digest, resume, run
+from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.files import lock
+from edbl.fleet import starts
+from edbl.fleet.mps import shared_gpu
 from edbl.methods import methods
 from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
 
-MPS = "nvidia-cuda-mps-control"
 REFRESH = 0.5  # seconds between looks at the runs
 TRIES = 3  # times that runs begin or go on, while processes are killed
 
@@ -230,7 +232,7 @@ def _ended(
                 for place in places:
                     show(place, shares[place])
                 for first in list(waiting):
-                    start = shared[first] if starts.is_kept(shared[first]) else None
+                    start = shared[first] if shared[first].is_kept() else None
                     if start is not None or any(running[future] == first for future in ended):
                         for place in waiting.pop(first):
                             try:
@@ -286,31 +288,3 @@ def _check_data(wanted: Sequence[str], data_dir: Path | None) -> None:
             errors.append(str(error))
     if errors:
         raise EdblError("\n".join(errors))
-
-
-@contextmanager
-def shared_gpu(part: int = 100) -> Iterator[None]:
-    """Let the processes that are started meanwhile run on the GPU side by side, if the driver's service is there.
-
-    Each may use ``part`` percent of its multiprocessors.
-    """
-    control = shutil.which(MPS)
-    if control is None or "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="edbl-") as folder:
-        places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-        # Without the service, processes still share the GPU, by turns.
-        start = subprocess.run([control, "-d"], env=os.environ | places, input=b"", capture_output=True, check=False)
-        if start.returncode:
-            yield
-            return
-        wanted = places | ({environment.PART: str(part)} if part < 100 else {})
-        given = {name: value for name, value in wanted.items() if name not in os.environ}
-        os.environ.update(given)
-        try:
-            yield
-        finally:
-            subprocess.run([control], input=b"quit\n", capture_output=True, check=False)
-            for name in given:
-                del os.environ[name]
