@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 import edbl
+from edbl.methods import methods
+from edbl.methods.base import Method
+from edbl.methods.edbl import EDBL
 
 ROOT = Path(edbl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -53,6 +56,51 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in LAYERS], ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_follow_the_line(path: Path) -> None:
     assert imported(path) <= {*LAYERS[part(path)], part(path)}
+
+
+SHARED = {"base", "options"}  # of the methods, for all of them
+METHODS = [p for p in FILES if part(p) == "methods" and p.stem not in {*SHARED, "__init__"}]
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda p: p.name)
+def test_a_method_imports_another_one_to_be_a_variant_of_it_and_for_nothing_else(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    borrowed = {
+        alias.name
+        for node in imports
+        for alias in node.names
+        if (node.module or "").startswith("edbl.methods") and (node.module or "").split(".")[-1] not in SHARED
+    }
+    bases = {ast.unparse(base) for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases}
+    assert borrowed <= bases
+
+
+def steps_below_method(kind: type) -> int:
+    return 0 if kind is Method else 1 + max(steps_below_method(k) for k in kind.__bases__ if issubclass(k, Method))
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_what_a_method_does_is_found_within_two_steps(name: str) -> None:
+    assert steps_below_method(methods()[name]) <= 2
+
+
+def test_edbl_is_one_class_on_one_page() -> None:
+    assert EDBL.__bases__ == (Method,)
+    assert len((ROOT / "methods" / "edbl.py").read_text().splitlines()) <= 120
+
+
+EQUATIONS = {1, 2, 3, 6, 7, *range(11, 17)}  # of the paper: what is computed, or taken apart
+ALGORITHM = ("losses.py", "data/mixing.py", "data/resampling.py", "methods/edbl.py")
+
+
+def test_every_equation_of_the_algorithm_is_named_where_it_is_computed() -> None:
+    named = set()
+    for name in ALGORITHM:
+        for found in re.findall(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", (ROOT / name).read_text()):
+            first, *_, last = numbers = [int(number) for number in re.findall(r"\d+", f"{found} {found}")]
+            named |= set(range(first, last + 1)) if " to " in found else set(numbers)
+    assert named >= EQUATIONS
 
 
 def test_every_part_has_its_place() -> None:

@@ -117,7 +117,7 @@ class Learner:
         clean: Draw | None = None
         for number, phase in enumerate(self.method.phases(task)):
             if number == 0:
-                clean = self.method.clean(task, phase.draw)
+                clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in losses:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
             losses[phase.name] = self.train(task, number, phase, timings, checkpoints)
@@ -137,7 +137,7 @@ class Learner:
         self.net.head.thaw()
         phase = next(self.method.phases(task))
         self.train(task, 0, phase, {}, checkpoints)
-        if clean := self.method.clean(task, phase.draw):
+        if clean := self.method.norm_statistics(task, phase.draw):
             self._show(task, clean)
 
     def _as_learnt(self) -> None:
