@@ -258,7 +258,7 @@ def test_incremental_influence_is_the_sum_of_both_gradients_norms(case: Case) ->
 
 
 def test_incremental_influence_is_no_less_than_the_norm_of_the_summed_gradient(case: Case) -> None:
-    """Eq. 9, of which Eq. 11 is the last layer's part."""
+    """Eq. 8, of which Eq. 11 is the last layer's part, with Eq. 9 and 10."""
     summed = gradient_norms(case, lambda z, y, old: ce_of(z, y) + kd_of(z, old))
     factor = incremental_influence(case.logits, case.y, case.teacher, case.features, 1.0, "old")
     assert all(one <= two * (1 + 1e-12) for one, two in zip(summed, factor.tolist(), strict=True))

@@ -1,6 +1,5 @@
 """What each method trains on, with which phases, without training any."""
 
-import math
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from edbl import losses
 from edbl.data.images import Images
 from edbl.data.mixing import Batch, PairMixup, Ratio, ResamplingMixup, VanillaMixup, unmixed
-from edbl.data.resampling import half_of_n, old_share
 from edbl.data.samplers import OldNew, Pairs, Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
@@ -99,26 +97,6 @@ def a_batch(seen: int, n: int = 10) -> Batch:
     return Batch(x, y / y.sum(1, keepdim=True))
 
 
-# A1: images of each new class, exemplars of all old classes, old classes, N.
-C100_BASE0_5 = [(500, 2000, old, n) for old, n in ((20, 5.0), (40, 10.0), (60, 15.0), (80, 20.0))]
-C100_BASE0_10 = [(500, 2000, 10 * t, 2.5 * t) for t in range(1, 10)]
-OTHERS = [(500, 2000, 50, 12.5), (500, 20 * 50, 50, 25.0), (500, 20 * 90, 90, 25.0), (500, 20 * 100, 100, 25.0)]
-C10 = [(5000, 200, 5, 125.0), *((5000, 200, old, n) for old, n in ((2, 50.0), (4, 100.0), (6, 150.0), (8, 200.0)))]
-
-
-@pytest.mark.parametrize(
-    ("per_class", "exemplars", "old", "proportion"), [*C100_BASE0_5, *C100_BASE0_10, *OTHERS, *C10]
-)
-def test_rounds_are_half_of_the_proportion(per_class: int, exemplars: int, old: int, proportion: float) -> None:
-    rounds = half_of_n((exemplars, old), (2 * per_class, 2), most=0)
-    assert rounds == max(1, math.floor(proportion / 2 + 0.5))  # halves go up
-    assert half_of_n((exemplars, old), (2 * per_class, 2), most=16) == min(rounds, 16)
-
-
-def test_rounds_are_at_least_one() -> None:
-    assert half_of_n((20, 2), (12, 3), most=16) == 1
-
-
 def rounds_of(exemplars: list[int], new_counts: list[int], **options: object) -> int:
     """Return the passes over old images that a method mixes them in."""
     method = make("re-mkd", **options)  # type: ignore[arg-type]
@@ -168,12 +146,6 @@ def test_old_share_is_what_is_drawn(reading: str, exemplars: list[int], new_coun
     mass = label_mass(draw, task.seen, epochs=60 if sum(new_counts) > 50 else 800)
     assert draw.old_share is not None
     assert mass[: task.old].sum().item() == pytest.approx(draw.old_share, abs=0.012)
-
-
-@pytest.mark.parametrize(("old", "new", "rounds"), [(32, 107, 10), (4, 3, 2), (1, 1, 1)])
-def test_old_share_by_counting_pairs(old: int, new: int, rounds: int) -> None:
-    kinds = [1.0] * (rounds * old) + [0.5] * (rounds * old) + [0.0] * new
-    assert old_share(old, new, rounds) == pytest.approx(sum(kinds) / len(kinds))
 
 
 def lambdas(counts: list[float], gamma: float, classes: int) -> list[float]:

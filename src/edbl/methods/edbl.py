@@ -34,7 +34,7 @@ class EDBL(Method):
 
         detach: bool = option(True, "treat the influence factor as a constant in the gradient (A10)")
 
-    config: Distilling
+    config: Distilling  # and the settings of whichever other parts there are
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Mix with re-sampling, train by distillation, balance. Exemplars are chosen last, by `Method.end` (A14)."""
@@ -49,16 +49,17 @@ class EDBL(Method):
             yield replace(phase, params=params, teacher=teacher, train_mode=train_mode)
 
     def draw(self, task: Task) -> Draw:
-        """Mixup with re-sampling: N/2 times old with old and old with new images, once new with new (Eq. 1)."""
+        """Mixup with re-sampling (Section 4.1): N/2 times old with old and old with new images, once new with new."""
         plain, c = super().draw(task), self.config
         if not isinstance(c, Mixing) or (not task.old and c.first_task == "plain"):  # A12
             return plain
-        ratio = Ratio(c.beta, c.ratio_per)  # lambda of Eq. 1; "sampled from the Beta function B=(1,1)"; A3
+        ratio = Ratio(c.beta, c.ratio_per)  # lambda of Eq. 1, "sampled from the Beta function B=(1,1)"; A3
         if not isinstance(c, Resampling) or not task.old:
             return replace(plain, mixing=VanillaMixup(ratio))
         old, new = len(self.memory), len(task.train)
-        rounds = c.rounds or half_of_n((old, task.old), (new, task.new), c.max_rounds)  # N/2; A1
-        return Draw(plain.data, *resampled(old, new, self.optim.batch, c.min_old, rounds, c.reading, ratio))  # A2
+        # N is "the proportion of the data between per tail and head class" (A1); what is mixed N/2 times is open (A2).
+        rounds = c.rounds or half_of_n((old, task.old), (new, task.new), c.max_rounds)
+        return Draw(plain.data, *resampled(old, new, self.optim.batch, c.min_old, rounds, c.reading, ratio))
 
     def loss(self, batch: Batch) -> Tensor:
         """Phase 1: the mean of L_ce + gamma_1 L_kd (Algorithm 1); without a teacher, in the first task, of L_ce."""
@@ -88,8 +89,8 @@ class EDBL(Method):
         else:
             factor = losses.influence(z, batch.y, h)  # Eq. 6
         loss = losses.weighted_cross_entropy(output.logits, batch.y, weights, c.weight_place)  # lambda_k L_ce; A7
-        loss = loss / (factor + c.epsilon)  # Eq. 14, or Eq. 7 by Eq. 6; A9
-        if old is not None and c.balance_kd_weight:  # Eq. 16, whose gamma_2 is 1
+        loss = loss / (factor + c.epsilon)  # L_IIB of Eq. 14, or L_IB of Eq. 7; A9
+        if old is not None and c.balance_kd_weight:  # gamma_2, which is 1 in Eq. 16
             kd = losses.distillation(output.logits, old, self.config.temperature, self.config.kd_scale)  # Eq. 3
             loss = loss + c.balance_kd_weight * kd
         return loss.mean()

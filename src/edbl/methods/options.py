@@ -38,6 +38,7 @@ class NormStatistics(Options):
 class Mixing(NormStatistics):
     """Mixup: Eq. 1."""
 
+    # Section 5.3: "sampled from the Beta function B=(1,1)".
     beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3)
     ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each pass over a batch, or sample (A3)")
     first_task: Literal["mixup", "plain"] = option("mixup", "the first task with vanilla mixup or without (A12)")
@@ -51,6 +52,7 @@ class Resampling(Options):
         "batch",
         "mix N/2 times within each batch (B), over the epoch (A), or mix old and new once together (C) (A2)",
     )
+    # Section 4.1: the number of old samples in a batch "isn't less than a fixed number (32 in this work)".
     min_old: int = option(32, "least number of old images in a batch", least=1)
     rounds: int = option(0, "passes over the old images; 0 means N/2, from images per new and old class (A1)", least=0)
     max_rounds: int = option(16, "most passes if rounds is 0; 0 means no limit (A2)", least=0)
