@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 import edbl
+from edbl.methods import methods
+from edbl.methods.base import Method
+from edbl.methods.edbl import EDBL
 
 ROOT = Path(edbl.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -58,7 +61,6 @@ DEEPEST = 3  # classes, one below the other
 # What is over the limits: two programs for a GPU, and what is to be cut.
 LONG_FUNCTIONS = {"nets/fused.py: backward", "nets/kernels.py: weight_kernel"}
 LONG_FILES = {"app/bundle.py", "app/estimator.py", "app/learn.py", "data/datasets.py"}
-DEEP_CLASSES = {"EDBL", "IB", "IIB", "IIBKD", "ReMKD", "RemixKD", "Balancing"}
 NAME_FLAGS = {"app/learn.py", "app/settings.py"}
 
 
@@ -176,7 +178,7 @@ def chain(kind: type) -> int:
 def test_what_a_class_does_is_found_in_few_places(name: str) -> None:
     loaded = importlib.import_module(f"edbl.{name}".removesuffix(".__init__"))
     own = [kind for _, kind in inspect.getmembers(loaded, inspect.isclass) if kind.__module__ == loaded.__name__]
-    assert {kind.__name__ for kind in own if chain(kind) > DEEPEST} <= DEEP_CLASSES
+    assert {kind.__name__ for kind in own if chain(kind) > DEEPEST} == set()
 
 
 def texts(node: ast.AST) -> Iterator[str]:
@@ -194,6 +196,51 @@ def test_messages_below_the_command_line_name_no_options(path: Path) -> None:
     errors = [call for call in calls if ast.unparse(call.func) in ("EdblError", "Diverged", "unknown")]
     found = [text for error in errors for text in texts(error) if re.search(r"(?<![\w-])--[a-z]", text)]
     assert not found or name_of(path) in NAME_FLAGS
+
+
+SHARED = {"base", "options"}  # of the methods, for all of them
+METHODS = [p for p in FILES if part(p) == "methods" and p.stem not in {*SHARED, "__init__"}]
+
+
+@pytest.mark.parametrize("path", METHODS, ids=lambda p: p.name)
+def test_a_method_imports_another_one_to_be_a_variant_of_it_and_for_nothing_else(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    borrowed = {
+        alias.name
+        for node in imports
+        for alias in node.names
+        if (node.module or "").startswith("edbl.methods") and (node.module or "").split(".")[-1] not in SHARED
+    }
+    bases = {ast.unparse(base) for node in tree.body if isinstance(node, ast.ClassDef) for base in node.bases}
+    assert borrowed <= bases
+
+
+def steps_below_method(kind: type) -> int:
+    return 0 if kind is Method else 1 + max(steps_below_method(k) for k in kind.__bases__ if issubclass(k, Method))
+
+
+@pytest.mark.parametrize("name", sorted(methods()))
+def test_what_a_method_does_is_found_within_two_steps(name: str) -> None:
+    assert steps_below_method(methods()[name]) <= 2
+
+
+def test_edbl_is_one_class_on_one_page() -> None:
+    assert EDBL.__bases__ == (Method,)
+    assert len((ROOT / "methods" / "edbl.py").read_text().splitlines()) <= 120
+
+
+EQUATIONS = {1, 2, 3, 6, 7, *range(11, 17)}  # of the paper: what is computed, or taken apart
+ALGORITHM = ("losses.py", "data/mixing.py", "data/resampling.py", "methods/edbl.py")
+
+
+def test_every_equation_of_the_algorithm_is_named_where_it_is_computed() -> None:
+    named = set()
+    for name in ALGORITHM:
+        for found in re.findall(r"Eq\. (\d+(?:(?:, | and | to )\d+)*)", (ROOT / name).read_text()):
+            first, *_, last = numbers = [int(number) for number in re.findall(r"\d+", f"{found} {found}")]
+            named |= set(range(first, last + 1)) if " to " in found else set(numbers)
+    assert named >= EQUATIONS
 
 
 def test_there_is_one_training_loop() -> None:

@@ -289,7 +289,7 @@ def test_the_correction_does_not_learn_with_the_net_and_the_net_not_with_it() ->
 def test_it_needs_a_head_that_corrects() -> None:
     net = Net(MLP(WIDTH, width=8), LinearHead(8))
     method = BiC(net, Memory(Budget("total", 20)), BiC.Config(), Schedule(), Optim(), lambda images: images.x)
-    with pytest.raises(TypeError, match=r"BiC\.build"):
+    with pytest.raises(TypeError, match="needs a CorrectedHead"):
         assert method.correction
 
 

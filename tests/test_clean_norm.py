@@ -78,7 +78,7 @@ def test_after_a_task_only_statistics_differ(method: str, tmp_path: Path) -> Non
 def test_later_tasks_show_old_and_new_images(reading: str, tmp_path: Path) -> None:
     learner = learnt(2, tmp_path, memory="total=20", clean_norm=True, reading=reading)
     stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
-    draw = learner.method.clean(stream[1], learner.method.draw(stream[1]))
+    draw = learner.method.norm_statistics(stream[1], learner.method.draw(stream[1]))
     assert draw is not None
     shown = draw.data.y[draw.sampler(torch.Generator().manual_seed(0)).unique()]
     assert set(shown.tolist()) == set(range(10))
@@ -103,8 +103,7 @@ def test_a_teacher_has_the_statistics_that_it_learnt_with(tmp_path: Path, monkey
 
 
 def test_images_are_those_that_were_learnt_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where exemplars of the new classes are chosen before the statistics are taken."""
-    learner = learnt(1, tmp_path / "a", clean_norm=True, exemplars_after="train")
+    learner = learnt(1, tmp_path / "a", clean_norm=True)
     kept = learner.memory.images.y.clone()
     shown: list[Draw] = []
     monkeypatch.setattr(Loop, "show", lambda loop, net, draw, place: shown.append(draw))

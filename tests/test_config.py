@@ -1,4 +1,5 @@
 import math
+import tomllib
 from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,12 +14,9 @@ from edbl.config import Leaf, option
 from edbl.data.stream import class_order
 from edbl.errors import EdblError
 from edbl.methods import methods
-from edbl.methods.balancing import Balancing
-from edbl.methods.iib_kd import IIBKD
-from edbl.methods.re_mkd import ReMKD
-from edbl.methods.rkd import RKD
-from edbl.methods.vanilla_mkd import VanillaMKD
-from edbl.recipe import Recipe
+from edbl.methods.edbl import EDBL
+from edbl.methods.options import Balancing, Distilling, Mixing
+from edbl.recipe import DROPPED, RECIPE, Recipe
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
 from tests.conftest import Cli
@@ -335,6 +333,42 @@ def test_a_later_layer_may_change_the_protocol(tmp_path: Path) -> None:
     assert Recipe.read(path) == made, "complete before there was a key"
 
 
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def test_every_record_opens_and_options_that_are_gone_change_nothing() -> None:
+    gone = set()
+    for path in RESULTS.rglob(RECIPE):
+        told = tomllib.loads(path.read_text())
+        options = {f"options.{key}" for key, value in told.get("options", {}).items() if not isinstance(value, dict)}
+        gone |= options - Recipe.keys(told["method"]).keys()
+        made = Recipe.read(path)
+        assert (made.method, made.seed) == (told["method"], told["seed"])
+    assert gone
+    assert gone <= DROPPED.keys()
+
+
+def test_no_option_is_gone_from_all_methods_and_still_there() -> None:
+    shared = {"options.balance_teacher", "options.margin", "options.temperature"}  # other methods have one, too
+    assert shared == {key for key in DROPPED if any(key in Recipe.keys(method) for method in methods())}
+
+
+def test_an_option_that_is_gone_may_have_its_last_default_in_a_complete_file_alone(tmp_path: Path) -> None:
+    path, made = tmp_path / RECIPE, Recipe.build("edbl", "digits", gamma=7.0)
+    older = made.toml().replace("[options]\n", '[options]\nfactor = "decomposed"\n')
+    path.write_text(older, encoding="utf-8")
+    assert Recipe.read(path) == made
+    path.write_text(older.replace("decomposed", "coupled"), encoding="utf-8")
+    with pytest.raises(EdblError, match=r'recipe .*: options.factor = "coupled" is no longer to be had'):
+        Recipe.read(path)
+    path.write_text(older.replace("complete = true", "complete = false"), encoding="utf-8")
+    with pytest.raises(EdblError, match=r"unknown key 'options\.factor'"):
+        Recipe.read(path)
+    other = Recipe.build("eeil", "digits", **{"options.balance_teacher": "old"})  # an option that this method still has
+    path.write_text(other.toml(), encoding="utf-8")
+    assert Recipe.read(path) == other
+
+
 def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: Path) -> None:
     recipe = Recipe.build("edbl", "cifar100", clean_norm=False)
     path = tmp_path / "recipe.toml"
@@ -452,7 +486,7 @@ def test_given_values_win_over_preset_and_data_set() -> None:
         nesterov=True,
         **{"schedule.epochs": 11, "options.balance.lr": 0.5, "stream.protocol": "base-half", "data.pad": 1},
     )
-    assert isinstance(recipe.options, Balancing.Config)
+    assert isinstance(recipe.options, Balancing)
     assert (recipe.memory, recipe.options.gamma, recipe.optim.nesterov) == ("total=77", 5.0, True)
     assert (recipe.schedule.epochs, recipe.options.balance.lr, recipe.data.pad) == (11, 0.5, 1)
     assert recipe.schedule.milestones == (4, 7, 10)  # of 150: 60, 100, 130
@@ -476,9 +510,7 @@ def test_the_papers_experiments(
 ) -> None:
     recipe = Recipe.build("edbl", data, preset="paper", protocol=protocol, phases=phases)
     options = recipe.options
-    assert isinstance(options, Balancing.Config)
-    assert isinstance(options, IIBKD.Config)
-    assert isinstance(options, ReMKD.Config)
+    assert isinstance(options, EDBL.Config)
     assert (options.gamma, options.alpha) == (gamma, alpha)
     assert recipe.schedule == Schedule(epochs, 0.1, drops, 0.1)
     assert options.balance == Schedule(balance_epochs, 0.01, balance_drops, 0.1)
@@ -496,8 +528,7 @@ def test_paper_is_literal_where_default_is_not() -> None:
     assert (default.optim.nesterov, default.optim.warmup) == (True, 5)
     for recipe, scale, rounds, over, total in ((paper, "none", 0, "all", "one"), (default, "t2", 1, "old", "classes")):
         options = recipe.options
-        assert isinstance(options, IIBKD.Config)
-        assert isinstance(options, ReMKD.Config)
+        assert isinstance(options, EDBL.Config)
         assert (options.kd_scale, options.max_rounds, options.factor_over) == (scale, rounds, over)
         assert options.weight_sum == total
         assert options.counts == ("raw" if recipe is paper else "effective")  # A6
@@ -508,9 +539,9 @@ def test_every_method_takes_its_part_of_the_paper_preset() -> None:
         recipe = Recipe.build(name, "cifar100", preset="paper")
         assert recipe.schedule == Schedule(150, 0.1, (60, 100, 130))
         options = recipe.options
-        if isinstance(options, RKD.Config):
+        if isinstance(options, Distilling):
             assert options.kd_scale == "none"
-        if isinstance(options, Balancing.Config):
+        if isinstance(options, Balancing):
             assert options.gamma == 300.0
             assert options.balance == Schedule(100, 0.01, (30, 60, 80))
 
@@ -531,7 +562,7 @@ def test_a_method_of_another_publication_has_its_own_values(method: str) -> None
 def test_quick_is_quick() -> None:
     for data in DATA:
         recipe = Recipe.build("edbl", data, preset="quick")
-        assert isinstance(recipe.options, Balancing.Config)
+        assert isinstance(recipe.options, Balancing)
         assert recipe.schedule.epochs + recipe.options.balance.epochs <= 10
         assert max(recipe.schedule.milestones) < recipe.schedule.epochs
         assert recipe.optim.warmup <= 1
@@ -539,14 +570,14 @@ def test_quick_is_quick() -> None:
 
 def test_defaults_of_the_methods() -> None:
     defaults = {name: kind.Config() for name, kind in methods().items()}
-    detached = {name: c.detach for name, c in defaults.items() if isinstance(c, Balancing.Config)}
+    detached = {name: c.detach for name, c in defaults.items() if isinstance(c, Balancing)}
     assert detached == {"ib": False, "iib": False, "iib-kd": False, "edbl": True}  # A10
-    distilled = {name: c.balance_kd_weight for name, c in defaults.items() if isinstance(c, Balancing.Config)}
+    distilled = {name: c.balance_kd_weight for name, c in defaults.items() if isinstance(c, Balancing)}
     assert distilled == {"ib": 0.0, "iib": 0.0, "iib-kd": 1.0, "edbl": 1.0}  # A4, A19
-    mixed = {name for name, c in defaults.items() if isinstance(c, VanillaMKD.Config)}
+    mixed = {name for name, c in defaults.items() if isinstance(c, Mixing)}
     assert mixed == {"vanilla-mkd", "re-mkd", "edbl"}
     for c in defaults.values():
-        if isinstance(c, RKD.Config):
+        if isinstance(c, Distilling):
             assert (c.temperature, c.kd_weight) == (2.0, 1.0)
     assert Optim() == Optim(batch=128, momentum=0.9, nesterov=True, weight_decay=2e-4, warmup=5, steps=0)
 
@@ -614,14 +645,14 @@ def test_what_no_table_of_the_paper_prints() -> None:
     for preset in ("default", "paper", "quick"):
         for data, phases in (("digits", 5), ("cifar100", 4), ("tiny-imagenet", 4)):
             options = Recipe.build("edbl", data, preset=preset, **{"stream.phases": phases}).options
-            assert isinstance(options, IIBKD.Config)
+            assert isinstance(options, EDBL.Config)
             assert (options.gamma, options.alpha) == (100.0, 5e-6)
 
 
 def test_digits_have_small_batches_with_few_old_images() -> None:
     for preset, old, batch in (("default", 8, 32), ("quick", 8, 32), ("paper", 32, 128)):
         recipe = Recipe.build("edbl", "digits", preset=preset)
-        assert isinstance(recipe.options, ReMKD.Config)
+        assert isinstance(recipe.options, EDBL.Config)
         assert (recipe.options.min_old, recipe.optim.batch) == (old, batch)
 
 
@@ -643,7 +674,7 @@ def test_digits_have_small_batches_with_few_old_images() -> None:
 )
 def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, object], min_old: int, rate: float) -> None:
     recipe = Recipe.of({"method": "edbl", "data.name": data, **given})
-    assert isinstance(recipe.options, ReMKD.Config)
+    assert isinstance(recipe.options, EDBL.Config)
     assert (recipe.options.min_old, recipe.schedule.lr) == (min_old, rate)
 
 

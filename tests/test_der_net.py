@@ -302,22 +302,6 @@ def test_what_stands_between_the_phases_does_the_same_each_time() -> None:
     assert torch.equal(results[0][1].x, results[1][1].x)
 
 
-def test_aligning_gives_new_classes_the_mean_norm_of_old_ones() -> None:
-    method, task = begun([3, 3], [9, 9], classifier="align")
-    (train,) = walk(method, task)
-    assert train.name == "train"
-    assert train.schedule.epochs == 4
-    norms = [math.sqrt(sum(v * v for v in row)) for row in method.net.head.weight.tolist()]
-    assert sum(norms[:2]) == pytest.approx(sum(norms[2:]), rel=1e-5)
-    other, task = begun([3, 3], [9, 9], classifier="as-is")
-    walk(other, task)
-    assert torch.equal(method.net.head.weight[:2], other.net.head.weight[:2])
-    ratio = method.net.head.weight[2:] / other.net.head.weight[2:]
-    torch.testing.assert_close(ratio, ratio[0, 0].expand_as(ratio))
-    assert abs(ratio[0, 0].item() - 1) > 1e-3
-    assert torch.equal(method.net.head.bias, other.net.head.bias)
-
-
 def test_balanced_images_are_drawn_from_all() -> None:
     images = images_of([5, 9, 20])
     drawn = balanced(images, 3, seeded())
@@ -402,7 +386,7 @@ def test_preset_paper() -> None:
     assert recipe.first == FirstTask()
     assert (recipe.data.augment, recipe.data.pad, recipe.data.brightness) == ("crop-flip", 4, 63 / 255)
     tune = Schedule(30, 0.1, (15,), decay=0.1, shape="steps")
-    assert recipe.options == DERNet.Config(aux_weight=1.0, classifier="retrain", temperature=5.0, tune=tune)
+    assert recipe.options == DERNet.Config(aux_weight=1.0, temperature=5.0, tune=tune)
     assert recipe.memory == "total=2000"
 
 

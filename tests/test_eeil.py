@@ -11,9 +11,10 @@ from torch import Tensor
 
 from edbl import Recipe, resume, run
 from edbl.data.stream import Task
+from edbl.losses import task_distillation
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.eeil import EEIL, add_noise, task_distillation
+from edbl.methods.eeil import EEIL, add_noise
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.test_bic import blobs, fit

@@ -12,7 +12,7 @@ from edbl.data.images import Images
 from edbl.data.mixing import unmixed
 from edbl.data.samplers import OldNew
 from edbl.memory import Budget
-from edbl.methods.er import ER, halves
+from edbl.methods.er import ER
 from tests.test_methods_unit import a_batch, after_first_task, images_of, make, task_of
 from tests.vectors import seeded
 
@@ -21,7 +21,7 @@ from tests.vectors import seeded
     ("old", "new", "batch", "size", "steps"), [(50, 90, 16, 16, 5), (3, 40, 8, 8, 5), (9, 5, 8, 5, 1)]
 )
 def test_a_batch_is_half_old_half_new(old: int, new: int, batch: int, size: int, steps: int) -> None:
-    sampler = halves(old, new, batch)
+    sampler = OldNew.halves(old, new, batch)
     assert sampler == OldNew(old, new, size, size, steps)
     rows = sampler(seeded())
     assert rows.shape == (steps, 2 * size)
@@ -34,7 +34,7 @@ def test_a_batch_is_half_old_half_new(old: int, new: int, batch: int, size: int,
 
 
 def test_a_lone_image_comes_twice() -> None:
-    assert halves(1, 1, 8)(seeded()).tolist() == [[0, 0, 1, 1]]
+    assert OldNew.halves(1, 1, 8)(seeded()).tolist() == [[0, 0, 1, 1]]
 
 
 def test_what_is_drawn() -> None:

@@ -144,8 +144,6 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "gem-some-exemplars": ("gem", {"memory_batch": 8}),
     "gem-masked": ("gem", {"masked": True}),
     "mnemonics-scale": ("mnemonics", {"transfer": "scale"}),
-    "mnemonics-unrolled": ("mnemonics", {"level": "unrolled"}),
-    "podnet-printed": ("podnet", {"nca": "printed"}),
 }
 
 

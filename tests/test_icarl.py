@@ -1,7 +1,6 @@
-"""iCaRL and LwF.MC: sigmoids and their targets, the softmax form, what is learnt from, who decides."""
+"""iCaRL and LwF.MC: sigmoids and their targets, what is learnt from, who decides."""
 
 import math
-from typing import Literal
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from edbl.data.mixing import Batch
 from edbl.methods.icarl import ICaRL, binary_cross_entropy
 from edbl.methods.lwf_mc import LwFMC
 from tests.test_methods_unit import after_first_task, make, task_of
-from tests.vectors import Vector, seeded, softmax
+from tests.vectors import Vector, seeded
 
 BOTH = ["icarl", "lwf-mc"]
 
@@ -32,14 +31,6 @@ def slow_bce(z: Vector, label: int, teacher: Vector) -> float:
             target = 0.0
         g = sigmoid(z[c])
         loss += -target * math.log(g) - (1 - target) * math.log(1 - g)
-    return loss
-
-
-def slow_softmax(z: Vector, label: int, teacher: Vector, t: float) -> float:
-    """Return the loss of one image in PyCIL's form."""
-    loss = -math.log(softmax(z)[label])
-    for c in range(len(teacher)):
-        loss += -softmax([v / t for v in teacher])[c] * math.log(softmax([v / t for v in z[: len(teacher)]])[c])
     return loss
 
 
@@ -101,18 +92,6 @@ def test_loss_is_the_batch_mean_of_sums_over_classes(name: str) -> None:
     torch.testing.assert_close(method.loss(batch), torch.tensor(sum(expected) / len(expected)))
 
 
-@pytest.mark.parametrize("t", [2.0, 3.0])
-def test_softmax_form_number_by_number(t: float) -> None:
-    method = icarl(form="softmax") if t == 2 else icarl(form="softmax", temperature=t)
-    after_first_task(method, [3, 3, 3], [9, 9])
-    move(method)
-    labels = [0, 3, 4, 1, 4]
-    batch = a_batch(labels, 5)
-    rows = zip(method.net(batch.x).logits.tolist(), labels, method.teach(batch.x).logits.tolist(), strict=True)
-    expected = [slow_softmax(z, label, teacher, t) for z, label, teacher in rows]
-    torch.testing.assert_close(method.loss(batch), torch.tensor(sum(expected) / len(expected)))
-
-
 def test_the_label_of_an_exemplar_is_not_used() -> None:
     method = icarl()
     after_first_task(method, [3, 3, 3], [9, 9])
@@ -120,10 +99,6 @@ def test_the_label_of_an_exemplar_is_not_used() -> None:
     losses = [method.loss(a_batch(labels, 5)).item() for labels in ([0, 3], [2, 3], [0, 4])]
     assert losses[0] == losses[1]  # another old label
     assert losses[0] != losses[2]  # another new label
-    softmax_form = icarl(form="softmax")
-    after_first_task(softmax_form, [3, 3, 3], [9, 9])
-    move(softmax_form)
-    assert softmax_form.loss(a_batch([0, 3], 5)).item() != softmax_form.loss(a_batch([2, 3], 5)).item()
 
 
 def test_an_exemplar_pushes_new_outputs_down() -> None:
@@ -150,15 +125,14 @@ def test_old_outputs_are_at_rest_where_the_net_is_its_teacher() -> None:
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("form", ["bce", "softmax"])
-def test_first_task_has_labels_alone(name: str, form: Literal["bce", "softmax"]) -> None:
-    method = icarl(name, form=form)
+def test_first_task_has_labels_alone(name: str) -> None:
+    method = icarl(name)
     method.begin(task_of(0, [9, 9, 9]), seeded())
     method.net.eval()
     labels = [0, 2, 1, 1]
     batch = a_batch(labels, 3)
     rows = zip(method.net(batch.x).logits.tolist(), labels, strict=True)
-    slow = [slow_bce(z, c, []) if form == "bce" else -math.log(softmax(z)[c]) for z, c in rows]
+    slow = [slow_bce(z, c, []) for z, c in rows]
     torch.testing.assert_close(method.loss(batch), torch.tensor(sum(slow) / len(slow)))
 
 
@@ -187,7 +161,6 @@ def test_preset_paper_is_the_official_recipe_for_a_sum_over_classes(name: str) -
     assert recipe.schedule.rate(69, 0) == pytest.approx(0.02 / 25)
     assert (recipe.optim.batch, recipe.optim.nesterov, recipe.optim.warmup) == (128, False, 0)
     assert recipe.evaluation.nme_flips
-    assert recipe.options == ICaRL.Config(form="bce", temperature=2.0)
 
 
 @pytest.mark.parametrize("name", BOTH)

@@ -13,11 +13,12 @@ from edbl import Recipe, run
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
+from edbl.losses import less_forget
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.lucir import LUCIR, class_sums, less_forget, margin_ranking
+from edbl.methods.lucir import LUCIR, margin_ranking
 from edbl.nets.backbones import build
-from edbl.nets.heads import CosineHead, FrozenHead
+from edbl.nets.heads import CosineHead, FrozenHead, class_sums
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.vectors import cosine, seeded
@@ -48,7 +49,7 @@ def second_task(method: LUCIR, counts: tuple[int, ...] = (5, 6)) -> Task:
     """Let the method know three classes, move it a little, and begin the next task."""
     method.begin(task_of(0, 0, [4, 4, 4]), seeded(1))
     method.memory.replace(images_of([4, 4, 4], 0, seed=2))
-    method.cosine_head.scale.data.fill_(3.0)
+    method.net.head_as(CosineHead).scale.data.fill_(3.0)
     task = task_of(1, 3, list(counts))
     method.begin(task, seeded(3))
     for parameter in method.net.backbone.parameters():
@@ -130,7 +131,7 @@ def test_class_sums() -> None:
 def test_new_weights_are_imprinted() -> None:
     method = lucir()
     method.begin(task_of(0, 0, [4, 4, 4]), seeded(1))
-    head = method.cosine_head
+    head = method.net.head_as(CosineHead)
     head.weight.data *= torch.tensor([[1.0], [2.0], [6.0]])
     before = head.weight.detach().clone()
     task = task_of(1, 3, [5, 6])
@@ -164,7 +165,7 @@ def test_the_loss_is_the_sum_of_three(counts: tuple[int, ...], options: dict[str
     labels = [0, 3, 2, 1, task.seen - 1, 0]
     batch = a_batch(labels, task.seen)
     output, teacher = method.net(batch.x), method.teach(batch.x)
-    weights = torch.cat([method.cosine_head.old, method.cosine_head.weight]).tolist()
+    weights = torch.cat([method.net.head_as(CosineHead).old, method.net.head_as(CosineHead).weight]).tolist()
     cosines = [[cosine(h, w) for w in weights] for h in output.features.tolist()]
     entropy, kept = 0.0, 0.0
     for row, label, h, h_old in zip(cosines, labels, output.features.tolist(), teacher.features.tolist(), strict=True):
@@ -203,7 +204,7 @@ def test_old_weights_are_no_part_of_the_phase() -> None:
     task = second_task(method)
     (phase,) = method.phases(task)
     learning = {id(p) for p in phase.params}
-    head = method.cosine_head
+    head = method.net.head_as(CosineHead)
     assert id(head.old) not in learning
     assert {id(head.weight), id(head.scale)} <= learning
     assert {id(p) for p in method.net.backbone.parameters()} <= learning

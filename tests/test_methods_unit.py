@@ -1,24 +1,22 @@
 """What each method trains on, with which phases, without training any."""
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor
 
+from edbl import losses
 from edbl.data.images import Images
 from edbl.data.mixing import Batch, PairMixup, Ratio, ResamplingMixup, VanillaMixup, unmixed
 from edbl.data.samplers import OldNew, Pairs, Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
-from edbl.methods.balancing import Balancing
 from edbl.methods.base import Draw, Method
-from edbl.methods.re_mkd import ReMKD, old_share
+from edbl.methods.edbl import EDBL
+from edbl.methods.options import Balancing
 from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net, Output, Teacher
@@ -63,7 +61,7 @@ def make(name: str, batch: int = 8, budget: Budget | None = None, **options: obj
     backbone = build("mlp", (1, 1, 1), seeded())
     net = Net(backbone, LinearHead(backbone.width))
     memory = Memory(budget or Budget("total", 12))
-    if issubclass(kind, Balancing):
+    if issubclass(kind.Config, Balancing):
         options = {"balance": BALANCE, **options}
     return kind(net, memory, kind.Config(**options), TRAIN, Optim(batch=batch), Calls([]))
 
@@ -77,16 +75,20 @@ def after_first_task(method: Method, exemplars: list[int], new_counts: list[int]
     return task
 
 
-def balancing(name: str, **options: object) -> Balancing:
+def balancing(name: str, **options: object) -> EDBL:
     method = make(name, **options)  # type: ignore[arg-type]
-    assert isinstance(method, Balancing)
+    assert isinstance(method, EDBL)
     return method
 
 
-def re_mkd(batch: int = 8, **options: object) -> ReMKD:
-    method = make("re-mkd", batch, **options)  # type: ignore[arg-type]
-    assert isinstance(method, ReMKD)
-    return method
+def class_weights(method: EDBL, draw: Draw, task: Task) -> Tensor:
+    assert isinstance(method.config, Balancing)
+    return method.class_weights(method.config, draw, task)
+
+
+def balance_loss(method: EDBL, batch: Batch, weights: Tensor) -> Tensor:
+    assert isinstance(method.config, Balancing)
+    return method.balance_loss(method.config, batch, weights, method.teacher)
 
 
 def a_batch(seen: int, n: int = 10) -> Batch:
@@ -95,34 +97,15 @@ def a_batch(seen: int, n: int = 10) -> Batch:
     return Batch(x, y / y.sum(1, keepdim=True))
 
 
-# A1: images of each new class, exemplars of all old classes, old classes, N.
-C100_BASE0_5 = [(500, 2000, old, n) for old, n in ((20, 5.0), (40, 10.0), (60, 15.0), (80, 20.0))]
-C100_BASE0_10 = [(500, 2000, 10 * t, 2.5 * t) for t in range(1, 10)]
-OTHERS = [(500, 2000, 50, 12.5), (500, 20 * 50, 50, 25.0), (500, 20 * 90, 90, 25.0), (500, 20 * 100, 100, 25.0)]
-C10 = [(5000, 200, 5, 125.0), *((5000, 200, old, n) for old, n in ((2, 50.0), (4, 100.0), (6, 150.0), (8, 200.0)))]
-
-
-@pytest.mark.parametrize(
-    ("per_class", "exemplars", "old", "proportion"), [*C100_BASE0_5, *C100_BASE0_10, *OTHERS, *C10]
-)
-def test_rounds_are_half_of_the_proportion(per_class: int, exemplars: int, old: int, proportion: float) -> None:
-    uncapped, capped = re_mkd(max_rounds=0), re_mkd()
-    task = task_of(old, [per_class] * 2)
-    for method in (uncapped, capped):
-        method.memory.replace(images_of(Budget("total", exemplars).quotas(old)))
-    rounds = uncapped.rounds(task)
-    assert rounds == max(1, math.floor(proportion / 2 + 0.5))  # halves go up
-    assert capped.rounds(task) == min(rounds, 16)
-
-
-def test_rounds_are_at_least_one() -> None:
-    method = re_mkd()
-    method.memory.replace(images_of([10, 10]))
-    assert method.rounds(task_of(2, [4, 4, 4])) == 1
+def rounds_of(exemplars: list[int], new_counts: list[int], **options: object) -> int:
+    """Return the passes over old images that a method mixes them in."""
+    method = make("re-mkd", **options)  # type: ignore[arg-type]
+    mixing = method.draw(after_first_task(method, exemplars, new_counts)).mixing
+    assert isinstance(mixing, ResamplingMixup)
+    return mixing.rounds
 
 
 def test_explicit_rounds_and_the_cap() -> None:
-    task = task_of(2, [40, 40])
     for options, rounds in (
         ({"rounds": 3}, 3),
         ({"rounds": 3, "max_rounds": 2}, 3),
@@ -131,15 +114,11 @@ def test_explicit_rounds_and_the_cap() -> None:
         ({"max_rounds": 7}, 7),
         ({"max_rounds": 0}, 10),
     ):
-        method = re_mkd(**options)
-        method.memory.replace(images_of([2, 2]))
-        assert method.rounds(task) == rounds
+        assert rounds_of([2, 2], [40, 40], **options) == rounds
 
 
 def test_rounds_take_unequal_classes_by_their_means() -> None:
-    method = re_mkd()
-    method.memory.replace(images_of([1, 3]))
-    assert method.rounds(task_of(2, [10, 30, 20])) == 5  # N = 20 / 2
+    assert rounds_of([1, 3], [10, 30, 20]) == 5  # N = 20 / 2
 
 
 def label_mass(draw: Draw, seen: int, epochs: int) -> Tensor:
@@ -161,18 +140,12 @@ SHAPES = [([10, 10], [60, 60], 16), ([3, 3, 3, 3], [30, 30], 16), ([8, 12], [10,
 @pytest.mark.parametrize("reading", ["batch", "epoch", "concat"])
 @pytest.mark.parametrize(("exemplars", "new_counts", "batch"), SHAPES)
 def test_old_share_is_what_is_drawn(reading: str, exemplars: list[int], new_counts: list[int], batch: int) -> None:
-    method = re_mkd(batch, reading=reading, min_old=6, ratio_per="sample")
+    method = make("re-mkd", batch, reading=reading, min_old=6, ratio_per="sample")
     task = after_first_task(method, exemplars, new_counts)
     draw = method.draw(task)
     mass = label_mass(draw, task.seen, epochs=60 if sum(new_counts) > 50 else 800)
     assert draw.old_share is not None
     assert mass[: task.old].sum().item() == pytest.approx(draw.old_share, abs=0.012)
-
-
-@pytest.mark.parametrize(("old", "new", "rounds"), [(32, 107, 10), (4, 3, 2), (1, 1, 1)])
-def test_old_share_by_counting_pairs(old: int, new: int, rounds: int) -> None:
-    kinds = [1.0] * (rounds * old) + [0.5] * (rounds * old) + [0.0] * new
-    assert old_share(old, new, rounds) == pytest.approx(sum(kinds) / len(kinds))
 
 
 def lambdas(counts: list[float], gamma: float, classes: int) -> list[float]:
@@ -186,7 +159,7 @@ def test_raw_class_weights(name: str) -> None:
     for weight_sum, factor in (("one", 1), ("classes", 4)):
         method = balancing(name, counts="raw", gamma=30.0, weight_sum=weight_sum)
         task = after_first_task(method, [2, 4], [20, 10])
-        weights = method.class_weights(method.draw(task), task)
+        weights = class_weights(method, method.draw(task), task)
         torch.testing.assert_close(weights, torch.tensor(lambdas([2, 4, 20, 10], 30.0, factor)))
 
 
@@ -198,7 +171,7 @@ def test_effective_class_weights_are_those_of_the_label_mass(reading: str) -> No
     )  # fmt: skip
     task = after_first_task(method, [4, 8], [60, 30])
     draw = method.draw(task)
-    weights = method.class_weights(draw, task)
+    weights = class_weights(method, draw, task)
     mass = label_mass(draw, 4, epochs=200)
     torch.testing.assert_close(weights, torch.tensor(lambdas(mass.tolist(), 30.0, 1)), rtol=0.05, atol=0)
     assert weights.sum().item() == pytest.approx(30)
@@ -209,7 +182,7 @@ def test_effective_counts_without_resampling_are_raw() -> None:
     for counts in ("raw", "effective"):
         method = balancing("iib-kd", counts=counts)
         task = after_first_task(method, [2, 4], [20, 10])
-        found.append(method.class_weights(method.draw(task), task))
+        found.append(class_weights(method, method.draw(task), task))
     assert torch.equal(found[0], found[1])
 
 
@@ -245,13 +218,12 @@ def test_first_task_without_mixup(name: str) -> None:
     assert later.draw(after_first_task(later, [3, 3], [9, 9])).mixing is not unmixed
 
 
-@pytest.mark.parametrize("restart", [True, False])
-def test_joint_trains_fresh_weights_as_those_of_a_first_task(restart: bool) -> None:
-    method = make("joint", restart=restart)
+def test_joint_trains_fresh_weights_as_those_of_a_first_task() -> None:
+    method = make("joint")
     method.first = FirstTask(task_epochs=9, task_lr=0.3, task_weight_decay=0.5)
     (phase,) = method.phases(task_of(2, [9, 9]))
     told = phase.schedule.epochs, phase.schedule.lr, phase.optim.weight_decay
-    assert told == ((9, 0.3, 0.5) if restart else (TRAIN.epochs, TRAIN.lr, Optim().weight_decay))
+    assert told == (9, 0.3, 0.5)
 
 
 def test_the_first_task_may_have_values_of_its_own() -> None:
@@ -377,18 +349,17 @@ def test_joint_draws_all_images_of_all_seen_classes() -> None:
     assert draw.sampler == Uniform(28, 8)
 
 
-def test_joint_starts_afresh_unless_told() -> None:
-    for restart in (True, False):
-        method = make("joint", restart=restart)
-        method.net.grow(2, seeded())
-        before = [p.detach().clone() for p in method.net.backbone.parameters()]
-        head = method.net.head.weight.detach().clone()
-        task = task_of(2, [5, 5])
-        method.begin(task, seeded(3))
-        assert method.net.head.classes == 4
-        after = list(method.net.backbone.parameters())
-        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True)) is not restart
-        assert torch.equal(method.net.head.weight[:2], head) is not restart
+def test_joint_starts_afresh() -> None:
+    method = make("joint")
+    method.net.grow(2, seeded())
+    before = [p.detach().clone() for p in method.net.backbone.parameters()]
+    head = method.net.head.weight.detach().clone()
+    task = task_of(2, [5, 5])
+    method.begin(task, seeded(3))
+    assert method.net.head.classes == 4
+    after = list(method.net.backbone.parameters())
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert not torch.equal(method.net.head.weight[:2], head)
 
 
 @pytest.mark.parametrize("name", ["finetune", "joint"])
@@ -401,7 +372,7 @@ def test_bounds_have_no_distillation(name: str) -> None:
     torch.testing.assert_close(phase.loss(batch), expected)
 
 
-def losses_with_two_teachers(method: Balancing, which: int) -> tuple[float, float]:
+def losses_with_two_teachers(method: EDBL, which: int) -> tuple[float, float]:
     """Return a phase's loss with the old teacher and with one that knows other things."""
     task = after_first_task(method, [3, 3], [9, 9])
     phase = list(method.phases(task))[which]
@@ -436,22 +407,22 @@ def test_distillation_that_weighs_nothing_is_not_worked_out(
 ) -> None:
     method = balancing(name, alpha=1.0)
     phase = list(method.phases(after_first_task(method, [3, 3], [9, 9])))[1]
-    asked = Mock(side_effect=method.distill)
-    monkeypatch.setattr(method, "distill", asked)
+    asked = Mock(side_effect=losses.distillation)
+    monkeypatch.setattr(losses, "distillation", asked)
     phase.loss(a_batch(4))
     assert asked.call_count == times
 
 
-def test_factor_over_and_coupled_are_passed_on() -> None:
+def test_factor_over_is_passed_on() -> None:
     found = []
-    for options in ({}, {"factor_over": "all"}, {"factor": "coupled"}, {"factor": "coupled", "factor_over": "all"}):
-        method = balancing("iib-kd", alpha=1.0, **options)
+    for over in ("old", "all"):
+        method = balancing("iib-kd", alpha=1.0, factor_over=over)
         task = after_first_task(method, [3, 3], [9, 9])
         phase = list(method.phases(task))[1]
         method.net.eval()
         method.net.head.weight.data += torch.randn(4, 128, generator=seeded(13)) * 0.1  # away from the teacher
         found.append(phase.loss(a_batch(4)).item())
-    assert len({round(v, 4) for v in found}) == 4
+    assert len({round(v, 4) for v in found}) == 2
 
 
 def test_weight_place_is_passed_on() -> None:
@@ -472,9 +443,9 @@ def test_balance_loss_uses_the_class_weights_of_its_draw(name: str) -> None:
     phase = list(method.phases(task))[1]
     method.net.eval()
     batch = a_batch(4)
-    expected = method.balance_loss(batch, method.class_weights(phase.draw, task))
+    expected = balance_loss(method, batch, class_weights(method, phase.draw, task))
     torch.testing.assert_close(phase.loss(batch), expected)
-    assert not torch.isclose(expected, method.balance_loss(batch, torch.ones(4)))
+    assert not torch.isclose(expected, balance_loss(method, batch, torch.ones(4)))
 
 
 @pytest.mark.parametrize("name", BALANCING)
@@ -493,43 +464,23 @@ def test_balance_norm_eval_keeps_running_statistics(name: str) -> None:
     assert [phase.train_mode for phase in method.phases(task)] == [True, False]
 
 
-def walk(method: Balancing, task: Task, between: Callable[[], None]) -> None:
-    """Go through the phases as the engine does; ``between`` stands for the training of the first."""
-    for phase in method.phases(task):
-        if phase.name == "train":
-            between()
-
-
-@pytest.mark.parametrize("teacher", ["old", "train"])
-def test_balance_teacher(teacher: Literal["old", "train"]) -> None:
-    method = balancing("edbl", balance_teacher=teacher)
+def test_the_old_net_teaches_in_both_phases() -> None:
+    method = balancing("edbl")
     task = after_first_task(method, [3, 3], [9, 9])
     old = method.teacher
-
-    def learn() -> None:
-        assert method.teacher is old
-        for parameter in method.net.parameters():
+    assert old is not None
+    for phase in method.phases(task):
+        assert phase.teacher is method.teacher is old
+        for parameter in method.net.parameters():  # stands for the training of the phase
             parameter.data += 0.1
-
-    walk(method, task, learn)
-    x = a_batch(4).x
-    assert method.teacher is not None
-    if teacher == "old":
-        assert method.teacher is old
-        assert method.teach(x).logits.shape == (10, 2)
-    else:
-        assert torch.equal(method.teach(x).logits, method.net.eval()(x).logits)  # the net as it is after phase 1
-        assert method.teacher.net is not method.net
-        assert not any(p.requires_grad for p in method.teacher.net.parameters())
-        assert method.balance_loss(a_batch(4), torch.ones(4)).isfinite()
+    assert method.teach(a_batch(4).x).logits.shape == (10, 2)
 
 
 @pytest.mark.parametrize(("name", "kd", "asks"), [("ib", 0.0, False), ("ib", 0.5, True), ("iib", 0.0, True)])
-@pytest.mark.parametrize("teacher", ["old", "train"])
 def test_a_teacher_that_balancing_does_not_need_is_not_asked(
-    name: str, kd: float, asks: bool, teacher: Literal["old", "train"], monkeypatch: pytest.MonkeyPatch
+    name: str, kd: float, asks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = balancing(name, balance_kd_weight=kd, balance_teacher=teacher)
+    method = balancing(name, balance_kd_weight=kd)
     task = after_first_task(method, [3, 3], [9, 9])
     asked: list[Tensor] = []
 
@@ -546,20 +497,17 @@ def test_a_teacher_that_balancing_does_not_need_is_not_asked(
 
 
 @pytest.mark.parametrize("name", ["edbl", "iib-kd"])
-@pytest.mark.parametrize("after", ["balance", "train"])
-def test_exemplars_after(name: str, after: Literal["balance", "train"]) -> None:
-    method = balancing(name, exemplars_after=after)
+def test_exemplars_are_chosen_once_after_both_phases(name: str) -> None:
+    method = balancing(name)
     task = after_first_task(method, [6, 6], [9, 9])
     features = method.features
     assert isinstance(features, Calls)
     before = method.memory.images.x.clone()
-    asked = []
     for phase in method.phases(task):
-        asked.append(len(features.asked))
         assert torch.equal(phase.draw.data.x[:12], before)  # both phases train on the old exemplars
         assert len(phase.draw.data) == 30
-    assert asked == ([0, 0] if after == "balance" else [0, 1])
-    assert len(method.memory.classes) == (2 if after == "balance" else 4)
+    assert not features.asked
+    assert len(method.memory.classes) == 2
     method.end(task)
     assert len(features.asked) == 1  # chosen once, never twice
     assert features.asked[0] is task.train
@@ -567,10 +515,9 @@ def test_exemplars_after(name: str, after: Literal["balance", "train"]) -> None:
     assert torch.equal(method.memory.classes[0].x, before[:3])
 
 
-@pytest.mark.parametrize("after", ["balance", "train"])
 @pytest.mark.parametrize("name", BALANCING)
-def test_first_task_chooses_exemplars_at_its_end(name: str, after: str) -> None:
-    method = balancing(name, exemplars_after=after)
+def test_first_task_chooses_exemplars_at_its_end(name: str) -> None:
+    method = balancing(name)
     task = task_of(0, [9, 9])
     method.begin(task, seeded())
     list(method.phases(task))
@@ -627,7 +574,7 @@ def test_distillation_grows_in_the_first_phase_alone(name: str) -> None:
 def test_an_epoch_of_reading_concat_is_a_pass_over_the_new_images(
     batch: int, old_batch: int, new_batch: int, steps: int
 ) -> None:
-    method = re_mkd(batch, reading="concat", min_old=6)
+    method = make("re-mkd", batch, reading="concat", min_old=6)
     task = after_first_task(method, [10, 10], [15, 15])
     assert method.draw(task).sampler == OldNew(20, 30, old_batch, new_batch, steps=steps)
 
@@ -637,26 +584,26 @@ def test_clean_images_are_drawn_alike_and_not_mixed(name: str) -> None:
     method = make(name, clean_norm=True)
     task = after_first_task(method, [3, 3], [9, 9])
     draw = method.draw(task)
-    clean = method.clean(task, draw)
+    clean = method.norm_statistics(task, draw)
     assert clean is not None
     assert clean.mixing is unmixed
     assert clean.sampler == draw.sampler
     assert clean.data is draw.data
-    assert make(name).clean(task, draw) is None
+    assert make(name).norm_statistics(task, draw) is None
     method.optim = Optim(batch=8, fixed_norm=True)  # statistics that are never to change
-    assert method.clean(task, draw) is None
+    assert method.norm_statistics(task, draw) is None
 
 
 @pytest.mark.parametrize("name", MIXING)
 def test_clean_images_may_be_as_many_of_old_and_new_as_there_are_classes(name: str) -> None:
     method = make(name, clean_norm=True, norm_share="classes")
     task = after_first_task(method, [3, 3, 3], [20])
-    clean = method.clean(task, method.draw(task))
+    clean = method.norm_statistics(task, method.draw(task))
     assert clean is not None
     assert clean.mixing is unmixed
     assert clean.sampler == OldNew(old=9, new=20, old_batch=6, new_batch=2, steps=3)
     first = replace(task, old=0)
     draw = method.draw(first)
-    clean = method.clean(first, draw)
+    clean = method.norm_statistics(first, draw)
     assert clean is not None
     assert clean.sampler == draw.sampler

@@ -20,9 +20,9 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.mnemonics import Mnemonics, Scale, means_by_class, unrolled
+from edbl.methods.mnemonics import Mnemonics, Scale, means_by_class
 from edbl.nets.backbones import build
-from edbl.nets.heads import CosineHead, cosines
+from edbl.nets.heads import CosineHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
@@ -67,7 +67,7 @@ def second_task(method: Mnemonics, exemplars: list[int], counts: list[int], shap
     """Let the method know the old classes and begin the next task."""
     method.begin(task_of(0, [4] * len(exemplars), shape), seeded(1))
     method.memory.replace(images_of(exemplars, seed=2, shape=shape))
-    method.cosine_head.scale.data.fill_(3.0)
+    method.net.head_as(CosineHead).scale.data.fill_(3.0)
     task = task_of(len(exemplars), counts, shape)
     method.begin(task, seeded(3))
     return task
@@ -117,39 +117,8 @@ def test_means_by_class() -> None:
     assert found[1].norm().item() == pytest.approx(1)
 
 
-def test_unrolled_is_one_step_of_gradient_descent() -> None:
-    features, y, rows = random_case()
-    scale, rate = 3.0, 0.5
-    expected = []
-    for c, row in enumerate(rows.tolist()):
-        length = math.sqrt(dot(row, row))
-        gradient = [0.0] * len(row)
-        for feature, label in zip(features.tolist(), y.tolist(), strict=True):
-            h = unit(feature)
-            scores = [scale * dot(h, unit(other)) for other in rows.tolist()]
-            error = math.exp(scores[c]) / sum(math.exp(s) for s in scores) - (label == c)
-            along = dot(h, unit(row))
-            for d in range(len(row)):
-                gradient[d] += error * scale * (h[d] - along * unit(row)[d]) / length / len(features)
-        expected.append([w - rate * g for w, g in zip(row, gradient, strict=True)])
-    found = unrolled(features, y, rows, torch.tensor(scale, dtype=torch.float64), rate)
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_gradient_passes_through_the_unrolled_step() -> None:
-    features, y, rows = random_case()
-    scale = torch.tensor(3.0, dtype=torch.float64)
-    others = torch.randn(6, 5, generator=seeded(1), dtype=torch.float64)
-
-    def outer(features: Tensor) -> Tensor:
-        return cosines(others, unrolled(features, y, rows, scale, 0.5)).exp().sum()
-
-    assert torch.autograd.gradcheck(outer, features.requires_grad_())
-
-
-@pytest.mark.parametrize("level", ["nearest-mean", "unrolled"])
-def test_loss_of_the_pixels(level: str) -> None:
-    method = mnemonics(level=level, inner_lr=0.5)
+def test_loss_of_the_pixels() -> None:
+    method = mnemonics()
     task = second_task(method, [3, 3], [6, 5])
     phases = method.phases(task)
     next(phases)
@@ -157,17 +126,9 @@ def test_loss_of_the_pixels(level: str) -> None:
     assert phase.name == "exemplars"
     herded = method.memory.with_new(task.train, method.features)
     x, y = task.train.x[:7], task.train.y[:7]
-    own = Images.cat(herded.classes[2:])
-    head = method.cosine_head
-    rows = torch.cat([head.old, head.weight]).detach()
-    if level == "unrolled":
-        after = unrolled(method.features(own), own.y, rows, head.scale.detach(), 0.5)
-        scale = head.scale.item()
-    else:
-        means = literal_means(method.features(herded.images), herded.images.y, rows)
-        after, scale = torch.tensor(means), 1.0
+    means = literal_means(method.features(herded.images), herded.images.y, torch.zeros(4, 1))
     seen = method.features(Images(x, y))
-    expected = literal_cross_entropy(seen.tolist(), y.tolist(), after.tolist(), scale)
+    expected = literal_cross_entropy(seen.tolist(), y.tolist(), means, 1.0)
     batch = Batch(TRANSFORM.normalise(x), torch.eye(4)[y])
     assert phase.loss(batch).item() == pytest.approx(expected, rel=1e-4)
 
@@ -200,9 +161,8 @@ def test_phases_of_the_first_task() -> None:
     assert phases[1].draw.data is task.train
 
 
-@pytest.mark.parametrize("adjust", [True, False])
-def test_phases_of_later_tasks(adjust: bool) -> None:
-    method = mnemonics(adjust_old=adjust)
+def test_phases_of_later_tasks() -> None:
+    method = mnemonics()
     task = second_task(method, [5, 4], [9, 9])
     names, phases = [], []
     for phase in method.phases(task):
@@ -213,7 +173,7 @@ def test_phases_of_later_tasks(adjust: bool) -> None:
             assert not phase.train_mode
             assert phase.optim.weight_decay == 0
             assert phase.teacher is None
-    assert names == ["train", "exemplars", *(["old-first", "old-second"] if adjust else [])]
+    assert names == ["train", "exemplars", "old-first", "old-second"]
     assert [phase.schedule for phase in phases] == [TRAIN, *[PIXELS] * (len(phases) - 1)]
     assert "exemplars" not in dict(method.net.named_parameters())
 
@@ -261,11 +221,9 @@ def test_old_halves_are_judged_among_all_classes() -> None:
     assert phase.loss(batch).item() == pytest.approx(literal_cross_entropy(seen, other.y.tolist(), rows, 1.0), rel=1e-4)
 
 
-@pytest.mark.parametrize("level", ["nearest-mean", "unrolled"])
 @pytest.mark.parametrize("backbone", ["small", "mlp"])
-def test_learnt_exemplars_serve_better_than_herded_ones(level: str, backbone: str) -> None:
-    lr = 20.0 if level == "nearest-mean" else 200.0
-    method = mnemonics(backbone, level=level, exemplars=replace(PIXELS, lr=lr))
+def test_learnt_exemplars_serve_better_than_herded_ones(backbone: str) -> None:
+    method = mnemonics(backbone, exemplars=replace(PIXELS, lr=20.0))
     task = second_task(method, [6, 6], [40, 40])
     for phase in method.phases(task):
         if phase.name == "train":
@@ -281,7 +239,7 @@ def test_learnt_exemplars_serve_better_than_herded_ones(level: str, backbone: st
 
 
 def test_what_is_kept_is_what_was_judged() -> None:
-    method = mnemonics(adjust_old=False)
+    method = mnemonics()
     task = second_task(method, [6, 6], [40, 40])
     herded = method.memory.with_new(task.train, method.features).images
     last = 0.0
@@ -366,7 +324,7 @@ def test_views_are_refused() -> None:
 def test_new_rows_point_along_their_class() -> None:
     method = mnemonics()
     task = second_task(method, [3, 3], [6, 5])
-    head = method.cosine_head
+    head = method.net.head_as(CosineHead)
     assert method.teacher is not None
     old = F.normalize(method.teacher.net(TRANSFORM.normalise(task.train.x)).features)
     for k in (2, 3):
@@ -424,7 +382,7 @@ def test_with_all_every_weight_learns() -> None:
 
 def test_killed_and_resumed_with_scale(tmp_path: Path) -> None:
     counter = Killer()
-    scaled = Recipe.of(recipe("mnemonics").values(), {"options.transfer": "scale", "options.level": "unrolled"})
+    scaled = Recipe.of(recipe("mnemonics").values(), {"options.transfer": "scale"})
     whole = last_state(tmp_path / "whole", run(scaled, tmp_path / "whole", progress=counter))
     for share in (0.5, 0.98):
         folder = tmp_path / str(share)

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from tests.test_lucir import SHAPE, a_batch, images_of, task_of
 from tests.vectors import seeded
 
 TRAIN, TUNE = Schedule(2, 0.1, ()), Schedule(3, 0.05, ())
-FORMS: tuple[Literal["released", "printed"], ...] = ("released", "printed")
 
 
 def podnet(**options: object) -> PODNet:
@@ -41,7 +39,7 @@ def second_task(method: PODNet, counts: tuple[int, ...] = (12, 15)) -> Task:
     """Let the method know three classes, move it a little, and begin the next task."""
     method.begin(task_of(0, 0, [4, 4, 4]), seeded(1))
     method.memory.replace(images_of([4, 4, 4], 0, seed=2))
-    method.proxy_head.scale.data.fill_(2.0)
+    method.net.head_as(ProxyHead).scale.data.fill_(2.0)
     task = task_of(1, 3, list(counts))
     method.begin(task, seeded(3))
     for parameter in method.net.backbone.parameters():
@@ -58,31 +56,23 @@ def released(similarities: list[float], label: int, eta: float, margin: float) -
     return -(shifted[label] - math.log(below))
 
 
-def printed(similarities: list[float], label: int, eta: float, margin: float) -> float:
-    above = math.exp(eta * (similarities[label] - margin))
-    below = sum(math.exp(eta * s) for j, s in enumerate(similarities) if j != label)
-    return max(0.0, -math.log(above / below))
-
-
-LITERAL: dict[str, Callable[[list[float], int, float, float], float]] = {"released": released, "printed": printed}
 SIMILARITIES = -4 * torch.rand(8, 5, generator=seeded(6))
 LABELS = [0, 1, 2, 3, 4, 0, 2, 4]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("eta", "margin"), [(1.0, 0.6), (1.0, 0.0), (7.3, 0.6), (0.2, 2.0)])
-def test_nca(form: Literal["released", "printed"], eta: float, margin: float) -> None:
-    found = nca(SIMILARITIES, torch.eye(5)[LABELS], torch.tensor(eta), margin, form)
-    expected = [LITERAL[form](s, y, eta, margin) for s, y in zip(SIMILARITIES.tolist(), LABELS, strict=True)]
+@pytest.mark.parametrize("margin", [0.6, 0.0, 3.0])  # which does nothing in the released code
+@pytest.mark.parametrize("eta", [1.0, 7.3, 0.2])
+def test_nca(eta: float, margin: float) -> None:
+    found = nca(SIMILARITIES, torch.eye(5)[LABELS], torch.tensor(eta))
+    expected = [released(s, y, eta, margin) for s, y in zip(SIMILARITIES.tolist(), LABELS, strict=True)]
     torch.testing.assert_close(found, torch.tensor(expected), atol=1e-4, rtol=1e-4)
     assert max(expected) > 0
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_nca(form: Literal["released", "printed"]) -> None:
+def test_gradients_of_nca() -> None:
     similarities = SIMILARITIES.clone().requires_grad_()
     eta = torch.tensor(1.5, requires_grad=True)
-    nca(similarities, torch.eye(5)[LABELS], eta, 0.6, form).sum().backward()
+    nca(similarities, torch.eye(5)[LABELS], eta).sum().backward()
     assert similarities.grad is not None
     assert eta.grad is not None
     step = 1e-5
@@ -92,34 +82,25 @@ def test_gradients_of_nca(form: Literal["released", "printed"]) -> None:
 
     by_eta = 0.0
     for i, (row, label) in enumerate(zip(SIMILARITIES.tolist(), LABELS, strict=True)):
-        by_eta += slope(lambda d, row=row, label=label: LITERAL[form](row, label, 1.5 + d, 0.6))  # type: ignore[misc]
+        by_eta += slope(lambda d, row=row, label=label: released(row, label, 1.5 + d, 0.6))  # type: ignore[misc]
         for c in range(5):
 
             def moved(d: float, row: list[float] = row, label: int = label, c: int = c) -> float:
-                return LITERAL[form]([s + d * (j == c) for j, s in enumerate(row)], label, 1.5, 0.6)
+                return released([s + d * (j == c) for j, s in enumerate(row)], label, 1.5, 0.6)
 
             assert similarities.grad[i, c].item() == pytest.approx(slope(moved), abs=1e-3)
     assert eta.grad.item() == pytest.approx(by_eta, abs=1e-3)
 
 
-def test_the_released_margin_does_nothing() -> None:
-    y, eta = torch.eye(5)[LABELS], torch.tensor(2.0)
-    plain, wide = (nca(SIMILARITIES, y, eta, margin, "released") for margin in (0.0, 3.0))
-    assert torch.equal(plain, wide)
-    plain, wide = (nca(SIMILARITIES, y, eta, margin, "printed") for margin in (0.0, 3.0))
-    assert (wide > plain).all()
-
-
-def test_released_nca_is_cross_entropy_where_the_net_is_right() -> None:
+def test_nca_is_cross_entropy_where_the_net_is_right() -> None:
     right = SIMILARITIES.argmax(1)
-    found = nca(SIMILARITIES, torch.eye(5)[right], torch.tensor(2.0), 0.6, "released")
+    found = nca(SIMILARITIES, torch.eye(5)[right], torch.tensor(2.0))
     torch.testing.assert_close(found, F.cross_entropy(2 * SIMILARITIES, right, reduction="none"))
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_nca_of_a_single_class(form: Literal["released", "printed"]) -> None:
+def test_nca_of_a_single_class() -> None:
     similarities = SIMILARITIES[:, :1].clone().requires_grad_()
-    loss = nca(similarities, torch.ones(8, 1), torch.tensor(1.0), 0.6, form).sum()
+    loss = nca(similarities, torch.ones(8, 1), torch.tensor(1.0)).sum()
     loss.backward()
     assert loss.item() == 0
     assert similarities.grad is not None
@@ -243,7 +224,7 @@ def test_kmeans_begins_with_spread_centres() -> None:
 def test_new_proxies_are_imprinted(counts: tuple[int, int]) -> None:
     method = podnet()
     method.begin(task_of(0, 0, [4, 4, 4]), seeded(1))
-    head = method.proxy_head
+    head = method.net.head_as(ProxyHead)
     before = head.weight.detach().clone()
     task = task_of(1, 3, list(counts))
     method.begin(task, seeded(3))
@@ -277,7 +258,7 @@ def test_the_first_task_is_plain() -> None:
     assert phase.loss(batch).item() == pytest.approx(expected, abs=1e-5)
 
 
-OPTIONS: list[dict[str, object]] = [{}, {"nca": "printed", "margin": 0.4, "spatial": 0.7, "flat": 2.5}]
+OPTIONS: list[dict[str, object]] = [{}, {"spatial": 0.7, "flat": 2.5}]
 
 
 @pytest.mark.parametrize("counts", [(12, 15), (12, 15, 12, 12), (12,)])
@@ -299,7 +280,7 @@ def test_the_loss_is_the_sum_of_three(counts: tuple[int, ...], options: dict[str
         outputs[net] = net(batch.x, watch)
     config, eta = method.config, 2.0
     similarities = outputs[method.net].logits.tolist()
-    classify = sum(LITERAL[config.nca](s, y, eta, config.margin) for s, y in zip(similarities, labels, strict=True)) / 6
+    classify = sum(released(s, y, eta, 0.6) for s, y in zip(similarities, labels, strict=True)) / 6
     layers = [literal_pod(a, b) for a, b in zip(*maps.values(), strict=True)]
     spatial = sum(sum(layer) / 6 for layer in layers) / len(layers)
     assert len(layers) == 2
@@ -321,16 +302,15 @@ def test_the_teacher_does_not_learn() -> None:
     method.loss(a_batch([0, 3, 2], 5)).backward()
     assert method.teacher is not None
     assert all(p.grad is None for p in method.teacher.net.parameters())
-    assert method.proxy_head.old.grad is None
-    assert method.proxy_head.weight.grad is not None
+    assert method.net.head_as(ProxyHead).old.grad is None
+    assert method.net.head_as(ProxyHead).weight.grad is not None
     assert all(p.grad is not None for p in method.net.backbone.parameters())
 
 
-@pytest.mark.parametrize("proxies", ["all", "new"])
-def test_two_phases(proxies: str) -> None:
-    method = podnet(tune_proxies=proxies)
+def test_two_phases() -> None:
+    method = podnet()
     task = second_task(method)
-    head, memory = method.proxy_head, method.memory.images
+    head, memory = method.net.head_as(ProxyHead), method.memory.images
     phases = method.phases(task)
     train = next(phases)
     assert (train.name, train.schedule, train.train_mode) == ("train", TRAIN, True)
@@ -343,18 +323,13 @@ def test_two_phases(proxies: str) -> None:
     assert (tune.name, tune.schedule, tune.train_mode) == ("tune", TUNE, True)
     assert tune.teacher is None
     assert tune.optim == Optim(batch=8, warmup=0)  # at a constant rate
-    assert [id(p) for p in tune.params] == [id(head.old), id(head.weight)][proxies == "new" :]
+    assert [id(p) for p in tune.params] == [id(head.old), id(head.weight)]
     assert tune.draw.data.counts(5).tolist() == [2, 2, 2, 2, 2]
     expected = method.memory.with_new(task.train, method.features).images
     assert torch.equal(tune.draw.data.x, expected.x)
     assert tune.draw.sampler == Uniform(10, 8)
     assert torch.equal(method.memory.images.x, memory.x)  # the memory itself is as it was
     assert next(phases, None) is None
-
-
-def test_tune_norm() -> None:
-    method = podnet(tune_norm="eval")
-    assert [phase.train_mode for phase in method.phases(second_task(method))] == [True, False]
 
 
 def test_tuning_is_by_the_whole_loss() -> None:
@@ -386,10 +361,7 @@ def test_gradients_are_clamped() -> None:
                 assert parameter.grad.flatten().tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("proxies", ["all", "new"])
-def test_old_proxies_move_in_no_phase_but_the_tuning(
-    proxies: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_old_proxies_move_in_no_phase_but_the_tuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     phases = PODNet.phases
     still: list[tuple[str, bool, bool, bool, bool]] = []
 
@@ -405,9 +377,8 @@ def test_old_proxies_move_in_no_phase_but_the_tuning(
 
     monkeypatch.setattr(PODNet, "phases", spy)
     small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2, "optim.steps": 10}
-    tune = {"options.tune.epochs": 2, "options.tune_proxies": proxies}
-    run(Recipe.build("podnet", data="digits", preset="quick", **small, **tune), tmp_path / "run")
-    train, tuning = ("train", True, False, False, False), ("tune", proxies == "new", False, True, True)
+    run(Recipe.build("podnet", "digits", preset="quick", **small, **{"options.tune.epochs": 2}), tmp_path / "run")
+    train, tuning = ("train", True, False, False, False), ("tune", False, False, True, True)
     assert still == [train, train, tuning, train, tuning]
 
 

@@ -139,6 +139,16 @@ def test_an_option_that_is_newer_than_a_record_does_not_set_it_apart() -> None:
     assert len(groups(runs)) == 4
 
 
+def test_an_option_that_is_gone_sets_a_record_apart_where_it_was_not_the_default() -> None:
+    new = dict(Recipe.build("edbl", "digits").values())
+    old, other = ({**new, "options.factor": factor} for factor in ("decomposed", "coupled"))
+    runs = [make(seed=0, recipe=old), make(seed=1, recipe=new), make(recipe=other)]
+    assert [(group.label, len(group.records)) for group in groups(completed(runs))] == [
+        ("edbl · options.factor=—", 2),
+        ("edbl · options.factor=coupled", 1),
+    ]
+
+
 @pytest.mark.parametrize("method", ["gone.py", "of another time"])
 def test_records_of_methods_that_are_not_there(tmp_path: Path, method: str) -> None:
     one, two = ({"method": method, "seed": 0, **more} for more in ({}, {"options.more": 1}))

@@ -1,5 +1,6 @@
 """First tasks that runs share: only where they are the same, and nobody can tell the difference."""
 
+import json
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,11 @@ from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
 from edbl.fleet import starts
 from edbl.fleet.many import Job, run_many
-from edbl.methods import methods
 from tests.test_contract import CPU, METHODS, Killed, Killer, last_state, learner_of
 from tests.vectors import same
 
 QUIET = Console(quiet=True)
-FIRST_LIKE = [name for name, kind in sorted(methods().items()) if "first_like" in vars(kind)]
+FIRST_LIKE = [name for name, like in starts.FIRST_TASKS.items() if like.method != name]
 
 
 def recipe(method: str, **given: object) -> Recipe:
@@ -71,9 +71,27 @@ def test_what_a_key_leaves_out_changes_nothing(method: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("method", FIRST_LIKE)
 def test_a_method_that_starts_like_another_does(method: str, tmp_path: Path) -> None:
-    like = vars(methods()[method])["first_like"]
+    like = starts.FIRST_TASKS[method].method
     assert starts.key(recipe(method)) == starts.key(recipe(like))
     assert same(trained(recipe(method), tmp_path / method), trained(recipe(like), tmp_path / like))
+
+
+def test_the_table_names_methods_and_options_that_there_are() -> None:
+    for name, like in starts.FIRST_TASKS.items():
+        for one in (name, like.method):
+            assert like.options <= {key.removeprefix("options.") for key in Recipe.keys(one)}
+        assert starts.FIRST_TASKS[like.method] == like
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - set(starts.FIRST_TASKS)))
+def test_a_method_that_the_table_lacks_shares_with_its_own_kind_and_options_alone(method: str) -> None:
+    base = recipe(method)
+    own = starts.key(base)
+    assert own is not None
+    assert json.loads(own)["method"] == method
+    for name, leaf in Recipe.keys(method).items():
+        for value in others(leaf, base.values()[name]) if name.startswith("options.") else ():
+            assert starts.key(recipe(method, **{name: value})) != own, name
 
 
 def test_keys() -> None:

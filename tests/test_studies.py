@@ -11,7 +11,7 @@ import pytest
 
 from edbl import EdblError, records, run
 from edbl.files import lock
-from edbl.methods.balancing import Balancing
+from edbl.methods.options import Balancing
 from edbl.recipe import Recipe
 from edbl.studies import pages
 from edbl.studies.paper import EXPERIMENTS, Column, Experiment, Row, planned, recipe_of
@@ -64,7 +64,7 @@ def test_settings_are_the_papers() -> None:
     assert found["cifar10-base0-5-total200/iib-kd-alpha-0.001-seed0"].values()["options.alpha"] == 1e-3
     long = found["cifar100-base0-5-total2000/rkd-240-epochs-seed0"]
     options = base0.options
-    assert isinstance(options, Balancing.Config)
+    assert isinstance(options, Balancing)
     assert long.schedule.epochs == 240 > base0.schedule.epochs + options.balance.epochs
     assert long.first == base0.first
 

@@ -2,7 +2,6 @@
 
 import math
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -17,9 +16,6 @@ from tests.test_icarl import a_batch
 from tests.test_methods_unit import after_first_task, make, task_of
 from tests.vectors import Vector, same, seeded, softmax
 
-Norm = Literal["l2", "l1"]
-NORMS: tuple[Norm, ...] = ("l2", "l1")
-
 
 def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float) -> float:
     """Return the loss of one image, number by number."""
@@ -31,15 +27,8 @@ def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float) -
     return loss
 
 
-def slow_norm(row: Vector, norm: Norm) -> float:
-    total = 0.0
-    for v in row:
-        total += abs(v) if norm == "l1" else v * v
-    return total if norm == "l1" else math.sqrt(total)
-
-
-def mean_norm(rows: Tensor, norm: Norm) -> float:
-    norms = [slow_norm(row, norm) for row in rows.tolist()]
+def mean_norm(rows: Tensor) -> float:
+    norms = [math.sqrt(sum(v * v for v in row)) for row in rows.tolist()]
     return sum(norms) / len(norms)
 
 
@@ -83,17 +72,16 @@ def test_first_task_is_plain_and_stays_unaligned() -> None:
     torch.testing.assert_close(method.loss(batch), torch.tensor(sum(expected) / 3))
 
 
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize(("old", "new"), [(1, 1), (3, 2), (2, 6)])
-def test_alignment_number_by_number(norm: Norm, old: int, new: int) -> None:
+def test_alignment_number_by_number(old: int, new: int) -> None:
     weight = torch.randn(old + new, 7, generator=seeded(), dtype=torch.float64)
-    expected = mean_norm(weight[:old], norm) / mean_norm(weight[old:], norm)
-    assert alignment(weight, old, norm).item() == pytest.approx(expected)
+    expected = mean_norm(weight[:old]) / mean_norm(weight[old:])
+    assert alignment(weight, old).item() == pytest.approx(expected)
 
 
 def test_weights_of_zero_stay() -> None:
     weight = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
-    assert alignment(weight, 1, "l2").item() == 1
+    assert alignment(weight, 1).item() == 1
 
 
 def train(method: WA, task: Task, bias: float) -> Tensor:
@@ -106,15 +94,14 @@ def train(method: WA, task: Task, bias: float) -> Tensor:
     return left
 
 
-@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("bias", [7.0, 0.2])
-def test_a_planted_bias_of_norms_is_removed(norm: Norm, bias: float) -> None:
-    method = wa(norm=norm)
+def test_a_planted_bias_of_norms_is_removed(bias: float) -> None:
+    method = wa()
     task = after_first_task(method, [3, 3, 3], [9, 9])
     left = train(method, task, bias)
     weight = method.net.head.weight.detach()
-    assert mean_norm(left[3:], norm) / mean_norm(left[:3], norm) == pytest.approx(bias, rel=0.2)
-    assert mean_norm(weight[3:], norm) == pytest.approx(mean_norm(weight[:3], norm))
+    assert mean_norm(left[3:]) / mean_norm(left[:3]) == pytest.approx(bias, rel=0.2)
+    assert mean_norm(weight[3:]) == pytest.approx(mean_norm(weight[:3]))
     assert torch.equal(weight[:3], left[:3])  # old classes keep their weights
     torch.testing.assert_close(weight[3:] / left[3:], (weight[3, 0] / left[3, 0]).expand(2, weight.shape[1]))
 
@@ -149,7 +136,7 @@ def test_the_next_teacher_is_aligned() -> None:
     method.begin(task_of(4, [9, 9]), seeded())
     assert method.teacher is not None
     weight = method.teacher.net.head.weight
-    assert mean_norm(weight[2:4], "l2") == pytest.approx(mean_norm(weight[:2], "l2"))
+    assert mean_norm(weight[2:4]) == pytest.approx(mean_norm(weight[:2]))
 
 
 def test_clipping() -> None:
@@ -189,7 +176,7 @@ def test_aligned_once_when_killed_after_training(tmp_path: Path) -> None:
     resumed = resume(tmp_path / "killed")
     assert same(last_state(tmp_path / "whole", whole).tensors, last_state(tmp_path / "killed", resumed).tensors)
     weight = last_state(tmp_path / "killed", resumed).tensors["net.head.weight"]
-    assert mean_norm(weight[7:], "l2") == pytest.approx(mean_norm(weight[:7], "l2"), rel=1e-4)
+    assert mean_norm(weight[7:]) == pytest.approx(mean_norm(weight[:7]), rel=1e-4)
     assert weight.min() >= 0
 
 
@@ -202,7 +189,7 @@ def test_preset_paper() -> None:
     assert (recipe.first.optim(recipe.optim).weight_decay, recipe.optim.weight_decay) == (5e-4, 2e-4)
     assert (recipe.optim.batch, recipe.optim.nesterov, recipe.optim.warmup) == (128, False, 0)
     assert recipe.data.brightness == pytest.approx(63 / 255)
-    assert recipe.options == WA.Config(temperature=2.0, kd_scale="none", norm="l2", clip=True)
+    assert recipe.options == WA.Config(temperature=2.0, kd_scale="none", clip=True)
 
 
 @pytest.mark.parametrize("preset", ["default", "aligned", "quick"])

@@ -1,12 +1,15 @@
-"""Losses: pure functions of tensors, each after its equation in the paper.
+"""Losses: pure functions of tensors, each after its equation in the paper, and those that several other methods share.
 
 Labels ``y`` are distributions over the seen classes, so hard and mixed labels take the same path. Losses return one
 value per sample. ``m`` is the number of old classes.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 SumTo = Literal["classes", "one"]
 
@@ -38,6 +41,11 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float, scale: Lit
     return -sums if scale == "none" else sums * -(temperature**2)
 
 
+def grown(weight: float, old: int, seen: int, power: float) -> float:
+    """Return a weight of distillation that grows as old over new classes to some power; the paper's does not."""
+    return float(weight * (old / (seen - old)) ** power)
+
+
 def by_share(logits: Tensor, teacher: Tensor, y: Tensor, temperature: float, scale: Literal["t2", "none"]) -> Tensor:
     """``(1 - s)`` cross-entropy plus ``s`` distillation, s being the share of old classes (BiC, WA), ``[batch]``."""
     share = teacher.shape[1] / logits.shape[1]
@@ -60,32 +68,34 @@ def influence(logits: Tensor, y: Tensor, features: Tensor) -> Tensor:
     return (logits.softmax(1) - y).abs().sum(1) * features.abs().sum(1)
 
 
-def _old_probabilities(logits: Tensor, m: int, over: Literal["old", "all"]) -> Tensor:
-    return logits[:, :m].softmax(1) if over == "old" else logits.softmax(1)[:, :m]
-
-
 def incremental_influence(
     logits: Tensor, y: Tensor, teacher: Tensor, features: Tensor, alpha: float, over: Literal["old", "all"]
 ) -> Tensor:
     """Eq. 13, and Eq. 15 for mixed labels: ``(||f - y||_1 + alpha ||f - f_old||_1) ||h||_1``.
 
+    The two norms are those of Eq. 12, of the gradients of Eq. 2 and of Eq. 3 at temperature 1. Eq. 11, the norm of the
+    sum of both gradients, is where the paper starts from and is not computed: it is at most Eq. 13 with ``alpha=1``.
+
     ``f_old`` has m entries. ``over="old"`` compares it with the softmax over the first m logits, which is the
     distribution that distillation (Eq. 3) acts on; ``"all"`` with the first m entries of the full softmax.
     """
     m = teacher.shape[1]
-    drift = (_old_probabilities(logits, m, over) - teacher.softmax(1)).abs().sum(1)
+    f = logits[:, :m].softmax(1) if over == "old" else logits.softmax(1)[:, :m]
+    drift = (f - teacher.softmax(1)).abs().sum(1)
     return influence(logits, y, features) + alpha * drift * features.abs().sum(1)
 
 
-def coupled_influence(
-    logits: Tensor, y: Tensor, teacher: Tensor, features: Tensor, over: Literal["old", "all"]
+def task_distillation(
+    logits: Tensor, teacher: Tensor, sizes: Sequence[int], temperature: float, scale: Literal["t2", "none"]
 ) -> Tensor:
-    """Eq. 11: ``(||[2 f - y - f_old]_1..m||_1 + ||[f - y]_m+1..||_1) ||h||_1``.
+    """Eq. 3 of each task under a softmax of its own, summed over tasks (EEIL, SS-IL), ``[batch]``.
 
-    With ``over="all"`` as printed; with ``"old"`` the exact L1 norm of the last layer's gradient of Eq. 2 + Eq. 3 at
-    temperature 1.
+    ``sizes`` are the classes of each of the teacher's tasks.
     """
-    m = teacher.shape[1]
-    error = logits.softmax(1) - y  # [batch, seen]
-    old = error[:, :m] + _old_probabilities(logits, m, over) - teacher.softmax(1)
-    return (old.abs().sum(1) + error[:, m:].abs().sum(1)) * features.abs().sum(1)
+    tasks = zip(logits[:, : teacher.shape[1]].split(list(sizes), 1), teacher.split(list(sizes), 1), strict=True)
+    return torch.stack([distillation(own, target, temperature, scale) for own, target in tasks]).sum(0)
+
+
+def less_forget(features: Tensor, teacher: Tensor) -> Tensor:
+    """``1 - cos(h, h_old)`` (LUCIR, PODNet), ``[batch]``."""
+    return 1 - F.cosine_similarity(features.float(), teacher.float())

@@ -25,6 +25,25 @@ RECIPE = "recipe.toml"  # in the folder of a run
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
 MOST_PAD = 64  # pixels
+# Options that are gone, with their last default: complete recipes of before may say it, and it changes nothing.
+DROPPED: Mapping[str, object] = {
+    "options.adjust_old": True,  # mnemonics
+    "options.balance_teacher": "old",  # edbl and its ablations, as the next two
+    "options.exemplars_after": "balance",
+    "options.factor": "decomposed",
+    "options.classifier": "retrain",  # der-net
+    "options.form": "bce",  # icarl, lwf-mc
+    "options.temperature": 2.0,  # the same
+    "options.inner_lr": 0.1,  # mnemonics
+    "options.level": "nearest-mean",  # mnemonics
+    "options.margin": 0.6,  # podnet
+    "options.nca": "released",  # podnet
+    "options.norm": "l2",  # wa
+    "options.output": "kl",  # cldr
+    "options.restart": True,  # joint
+    "options.tune_norm": "train",  # podnet
+    "options.tune_proxies": "all",  # podnet
+}
 
 
 @dataclass(frozen=True)
@@ -216,6 +235,9 @@ class Recipe(_Common):
         method = str(given.get("method", "edbl"))
         known = cls.keys(method)
         try:
+            if complete:
+                file = without_dropped(file, known)
+                _refuse_dropped(file, known)
             check_values(file, known, method)
         except EdblError as error:
             raise EdblError(f"recipe {path}: {error}") from error
@@ -266,6 +288,18 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
     return config.check(values, known, command("list", "options", method))
+
+
+def without_dropped(values: Mapping[str, object], known: Mapping[str, config.Leaf]) -> dict[str, object]:
+    """Return values by full key without those of options that are gone, where they have their last default."""
+    return {k: v for k, v in values.items() if k in known or k not in DROPPED or v != DROPPED[k]}
+
+
+def _refuse_dropped(values: Mapping[str, object], known: Mapping[str, config.Leaf]) -> None:
+    """Refuse an option that is gone: its last default would have been left out before."""
+    for key in values.keys() & DROPPED.keys() - known.keys():
+        told, left = toml_value(values[key]), toml_value(DROPPED[key])
+        raise EdblError(f"{key} = {told} is no longer to be had, only what was {left}; make the run with an older edbl")
 
 
 def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:

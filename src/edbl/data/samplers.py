@@ -83,6 +83,12 @@ class OldNew:
         old_batch = min(max(round(batch * share), 1), batch - 1)
         return OldNew(old, new, old_batch, batch - old_batch, steps=(old + new) // batch)
 
+    @staticmethod
+    def halves(old: int, new: int, batch: int) -> "OldNew":
+        """Draw ``batch`` new images and as many old ones; an epoch is a pass over the new ones."""
+        size = max(2, min(batch, new))
+        return OldNew(old, new, size, size, steps=max(1, new // size))
+
 
 @dataclass(frozen=True)
 class Pairs:

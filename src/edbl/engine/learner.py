@@ -146,7 +146,7 @@ class Learner:
         clean: Draw | None = None
         for number, phase in enumerate(phases):
             if number == 0:
-                clean = self.method.clean(task, phase.draw)
+                clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in losses:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
             saver = Saver(self.net, checkpoints, task.index, number, self.recipe.checkpoint_seconds)

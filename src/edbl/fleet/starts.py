@@ -5,7 +5,7 @@ their exemplars and are evaluated for themselves, and have the bits that they wo
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,22 @@ from edbl.recipe import Recipe
 FIRST = "task-0-phase-0"  # the checkpoint after the first phase of the first task
 WITHOUT = ("method", "preset", "memory", "checkpoint_seconds")
 REPLACED = ("options.", "schedule.", "first.", "optim.", "evaluation.")
+
+
+class Like(NamedTuple):
+    """How a method trains the first task: in the same way as which method, and which of its options count in it."""
+
+    method: str
+    options: frozenset[str]
+
+
+PLAIN = Like("rkd", frozenset())
+MIXED = Like("vanilla-mkd", frozenset({"beta", "ratio_per", "first_task"}))
+# A method that is not here shares its first task with its own runs alone, and all of its options count.
+FIRST_TASKS: Mapping[str, Like] = {
+    **dict.fromkeys(("rkd", "ib", "iib", "iib-kd"), PLAIN),
+    **dict.fromkeys(("vanilla-mkd", "re-mkd", "edbl"), MIXED),
+}
 
 
 class Start(NamedTuple):
@@ -45,18 +61,16 @@ class Start(NamedTuple):
 
 def key(recipe: Recipe) -> str | None:
     """Return all that the first phase of a run's first task depends on; None for a method that a user wrote."""
-    kind = methods().get(recipe.method)
-    if kind is None:
+    if recipe.method not in methods():
         return None
-    said = vars(kind)  # not what it inherits: its first task may be another one
     options = flatten(recipe.options)
-    counted = said.get("first_options", options)
+    like = FIRST_TASKS.get(recipe.method, Like(recipe.method, frozenset(options)))
     values = {k: v for k, v in recipe.values().items() if k not in WITHOUT and not k.startswith(REPLACED)}
     if recipe.stream.protocol == "base-half":
         del values["stream.phases"]  # of the second half
     values |= flatten(recipe.first.schedule(recipe.schedule), "schedule.")
     values |= flatten(recipe.first.optim(recipe.optim), "optim.")
-    values |= {"method": said.get("first_like", recipe.method), "options": {k: options[k] for k in counted}}
+    values |= {"method": like.method, "options": {k: options[k] for k in like.options}}
     return json.dumps(values, sort_keys=True)
 
 

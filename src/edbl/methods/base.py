@@ -12,10 +12,11 @@ from torch import Generator, Tensor, nn
 
 from edbl.data.images import Images
 from edbl.data.mixing import Batch, Mixing, unmixed
-from edbl.data.samplers import Sampler, Uniform
+from edbl.data.samplers import OldNew, Sampler, Uniform
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy
 from edbl.memory import Features, Memory
+from edbl.methods.options import NormStatistics, Options
 from edbl.nets.backbones import Backbone
 from edbl.nets.heads import Head, LinearHead
 from edbl.nets.net import Net, Output, Teacher
@@ -66,18 +67,13 @@ class Method:
     last_relu: ClassVar[bool] = True  # of the backbone
     # What it must have: features of images are enough, or it changes pixels, or it looks into the backbone's blocks.
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
-    by_libraries: ClassVar[bool] = False  # cuDNN or cuBLAS computes much of it: other bits on a part of a GPU
-    # Options that count while the first task is trained, all if this is not there, and the method that trains it in the
-    # same way. Neither is inherited.
-    first_options: ClassVar[frozenset[str]]
-    first_like: ClassVar[str]
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
 
     @dataclass(frozen=True)
-    class Config:
-        """The method's own settings."""
+    class Config(Options):
+        """None of its own."""
 
-    config: Config
+    config: Options
 
     @classmethod
     def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
@@ -89,7 +85,7 @@ class Method:
         self,
         net: Net,
         memory: Memory,
-        config: Config,
+        config: Options,
         schedule: Schedule,
         optim: Optim,
         features: Features,
@@ -147,12 +143,21 @@ class Method:
             raise RuntimeError("there is no teacher in the first task, nor for a method that does not distil")
         return self.teacher.answer(x)
 
-    def clean(self, task: Task, draw: Draw) -> Draw | None:
-        """Return images whose statistics batch normalisation shall have while the net is used; None: as trained.
+    def norm_statistics(self, task: Task, draw: Draw) -> Draw | None:
+        """Return the images whose statistics batch normalisation has while the net is used; None: as trained.
 
-        ``draw`` is what the first phase of the task learns from.
+        ``draw`` is what the first phase of the task learns from. With `NormStatistics` among the options it is asked
+        for unmixed.
         """
-        return None
+        c = self.config
+        if not isinstance(c, NormStatistics) or not c.clean_norm or self.optim.fixed_norm:
+            return None
+        unmixed_draw = replace(draw, mixing=unmixed)
+        if c.norm_share == "drawn" or not task.old:
+            return unmixed_draw
+        new = len(task.train)
+        shared = OldNew.shared(len(draw.data) - new, new, self.optim.batch, task.old / task.seen)
+        return replace(unmixed_draw, sampler=shared)
 
     def end(self, task: Task) -> None:
         """Finish a task: refresh the memory."""

@@ -45,16 +45,9 @@ class BiC(Method):
     config: Config
 
     @property
-    def corrected_head(self) -> CorrectedHead:
-        """The net's head."""
-        if not isinstance(self.net.head, CorrectedHead):
-            raise TypeError("bic needs a head that corrects; make its net by BiC.build")
-        return self.net.head
-
-    @property
     def correction(self) -> nn.Parameter:
         """The two numbers, beta and gamma."""
-        return self.corrected_head.correction
+        return self.net.head_as(CorrectedHead).correction
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; from the second on hold images of all classes out."""
@@ -71,7 +64,7 @@ class BiC(Method):
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the usual phase, then that of the correction, if both old and new classes have images for it."""
         if not task.old:
-            self.corrected_head.correct_nothing()
+            self.net.head_as(CorrectedHead).correct_nothing()
         yield from super().phases(task)
         if task.old and (self.held.y < task.old).any() and (self.held.y >= task.old).any():
             draw = Draw(self.held, Uniform(len(self.held), self.optim.batch))

@@ -1,17 +1,16 @@
 """CLDR: manifold mixup of new images with the memory, and outputs held to those of the old net. Our reading."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from edbl.config import option
 from edbl.data.mixing import Batch, Ratio
+from edbl.data.samplers import OldNew
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Draw, Method
-from edbl.methods.er import halves
 
 
 class CLDR(Method):
@@ -27,7 +26,6 @@ class CLDR(Method):
     year = 2021
     distils = True
     our_reading = True
-    by_libraries = True
 
     @dataclass(frozen=True)
     class Config(Method.Config):
@@ -36,8 +34,7 @@ class CLDR(Method):
         beta: float = option(1.0, "mixing ratio is drawn from Beta(beta, beta)", least=1e-3)
         mix_weight: float = option(1.0, "weight of the mixed images' cross-entropy", least=0)
         output_weight: float = option(1.0, "weight of holding outputs on memory images to the old net's", least=0)
-        output: Literal["kl", "mse"] = option("kl", "compare outputs by distillation or by their squared difference")
-        temperature: float = option(2.0, "temperature of the former", least=1e-3)
+        temperature: float = option(2.0, "temperature at which they are compared", least=1e-3)
 
     config: Config
 
@@ -46,7 +43,7 @@ class CLDR(Method):
         plain = super().draw(task)
         if not task.old:
             return plain
-        sampler = halves(len(self.memory), len(task.train), self.optim.batch)
+        sampler = OldNew.halves(len(self.memory), len(task.train), self.optim.batch)
         depths = 1 + len(self.net.backbone.ends)
         return Draw(plain.data, sampler, Depth(depths, Ratio(self.config.beta, "pass")))
 
@@ -57,15 +54,9 @@ class CLDR(Method):
         if batch.drawn is None or self.teacher is None:
             return loss
         memory = len(batch.x) // 2
-        change = self.change(logits[:memory], self.teach(batch.x).logits[:memory])
+        change = distillation(logits[:memory], self.teach(batch.x).logits[:memory], self.config.temperature, "t2")
         mixed = cross_entropy(self.mixed(batch.x, batch.drawn), swapped(batch.y, batch.drawn.amin()))
         return loss + self.config.mix_weight * mixed.mean() + self.config.output_weight * change.mean()
-
-    def change(self, logits: Tensor, teacher: Tensor) -> Tensor:
-        """Return how far the first logits are from the teacher's, for each sample."""
-        if self.config.output == "kl":
-            return distillation(logits, teacher, self.config.temperature, "t2")
-        return squared_change(logits, teacher)
 
     def mixed(self, x: Tensor, ratios: Tensor) -> Tensor:
         """Return the logits where images are mixed by ``ratios[0]`` and the ends of stages by the others."""
@@ -96,8 +87,3 @@ class Depth:
 def swapped(x: Tensor, ratio: Tensor) -> Tensor:
     """Return ``ratio`` of each row and the rest of its partner, the row of the same place in the other half."""
     return torch.lerp(x.roll(len(x) // 2, 0), x, ratio.to(x.dtype))
-
-
-def squared_change(logits: Tensor, teacher: Tensor) -> Tensor:
-    """Return the mean squared difference of the teacher's logits and the first of ``logits``, ``[batch]``."""
-    return (logits[:, : teacher.shape[1]] - teacher).square().mean(1)

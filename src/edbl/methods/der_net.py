@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,7 +15,6 @@ from edbl.data.stream import Task
 from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
-from edbl.methods.wa import alignment
 from edbl.nets.backbones import Backbone, Watch
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net, Output
@@ -103,9 +102,6 @@ class DERNet(Method):
         """Settings."""
 
         aux_weight: float = option(1.0, "weight of the auxiliary loss on the newest features", least=0)
-        classifier: Literal["retrain", "align", "as-is"] = option(
-            "retrain", "the head after training: retrained on balanced data, its weights aligned, or left as it is"
-        )
         temperature: float = option(5.0, "temperature of the softmax while the head is retrained", least=1e-3)
         tune: Schedule = Schedule(epochs=30, lr=0.1, milestones=(15,))
 
@@ -127,10 +123,8 @@ class DERNet(Method):
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the stage of the features, then that of the head."""
         yield from super().phases(task)
-        head = self.net.head
-        if task.old and self.config.classifier == "align":
-            head.weight.data[task.old :] *= alignment(head.weight.data, task.old, "l2")
-        if task.old and self.config.classifier == "retrain":
+        if task.old:
+            head = self.net.head
             head.load_state_dict(self.fresh.state_dict())
             draw = Draw(self.balanced, Uniform(len(self.balanced), self.optim.batch))
             tune = self.phase("tune", draw, self.config.tune, self.tune_loss)

@@ -12,7 +12,7 @@ from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
-from edbl.losses import cross_entropy, distillation
+from edbl.losses import cross_entropy, task_distillation
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.backbones import Backbone
@@ -113,17 +113,6 @@ class EEIL(Method):
             time.add_(1 / steps)
 
         return replace(phase, adjust=adjust)
-
-
-def task_distillation(
-    logits: Tensor, teacher: Tensor, sizes: Sequence[int], temperature: float, scale: Literal["t2", "none"]
-) -> Tensor:
-    """Return the distillation of each task under a softmax of its own, summed over tasks, ``[batch]``.
-
-    ``sizes`` are the classes of each of the teacher's tasks.
-    """
-    tasks = zip(logits[:, : teacher.shape[1]].split(list(sizes), 1), teacher.split(list(sizes), 1), strict=True)
-    return torch.stack([distillation(own, target, temperature, scale) for own, target in tasks]).sum(0)
 
 
 def add_noise(params: Sequence[nn.Parameter], scale: Tensor, generator: Generator) -> None:

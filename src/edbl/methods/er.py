@@ -39,14 +39,9 @@ class ER(Method):
     def draw(self, task: Task) -> Draw:
         """Return images of the memory and as many new ones."""
         plain = super().draw(task)
-        return Draw(plain.data, halves(len(self.memory), len(task.train), self.optim.batch)) if task.old else plain
+        sampler = OldNew.halves(len(self.memory), len(task.train), self.optim.batch)
+        return Draw(plain.data, sampler) if task.old else plain
 
     def end(self, task: Task) -> None:
         """Refresh the reservoir."""
         self.memory.reservoir(task.train, task.before, Generator().manual_seed(self.seed))
-
-
-def halves(old: int, new: int, batch: int) -> OldNew:
-    """Draw batches of old images and as many new ones; an epoch is a pass over the new ones."""
-    size = max(2, min(batch, new))
-    return OldNew(old, new, size, size, steps=max(1, new // size))

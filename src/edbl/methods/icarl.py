@@ -1,16 +1,13 @@
 """iCaRL: incremental classifier and representation learning."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbl.config import option
 from edbl.data.mixing import Batch
-from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Method
 
 
@@ -33,25 +30,11 @@ class ICaRL(Method):
         "evaluation.nme_flips": True,
     }
 
-    @dataclass(frozen=True)
-    class Config(Method.Config):
-        """Settings."""
-
-        form: Literal["bce", "softmax"] = option("bce", "sigmoids as published, or softmax and distillation as PyCIL")
-        temperature: float = option(2.0, "temperature of distillation in form softmax", least=1e-3)
-
-    config: Config
-
     def loss(self, batch: Batch) -> Tensor:
         """Return the mean over the batch; in the first task there is no teacher."""
         logits = self.net(batch.x).logits
         teacher = None if self.teacher is None else self.teach(batch.x).logits
-        if self.config.form == "bce":
-            return binary_cross_entropy(logits, batch.y, teacher).mean()
-        loss = cross_entropy(logits, batch.y)
-        if teacher is not None:
-            loss = loss + distillation(logits, teacher, self.config.temperature, "none")
-        return loss.mean()
+        return binary_cross_entropy(logits, batch.y, teacher).mean()
 
 
 def binary_cross_entropy(logits: Tensor, y: Tensor, teacher: Tensor | None) -> Tensor:

@@ -1,10 +1,7 @@
 """Joint training: the upper bound."""
 
-from dataclasses import dataclass
-
 from torch import Generator
 
-from edbl.config import option
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
 from edbl.methods.base import Draw, Method, Phase
@@ -21,23 +18,14 @@ class Joint(Method):
     source = "common upper bound"
     keeps = "all images"
 
-    @dataclass(frozen=True)
-    class Config(Method.Config):
-        """Settings."""
-
-        restart: bool = option(True, "start each task from fresh weights instead of the last task's")
-
-    config: Config
-
     def begin(self, task: Task, generator: Generator) -> None:
-        """Start afresh, or let the head grow."""
-        if self.config.restart:
-            self.net.restart(generator)
-        self.net.grow(task.seen - self.net.head.classes, generator)
+        """Start each task from fresh weights."""
+        self.net.restart(generator)
+        self.net.grow(task.seen, generator)
 
     def main_phase(self, task: Task, draw: Draw) -> Phase:
         """Return the phase that trains the whole net; fresh weights take the schedule of a first task."""
-        return self.first_phase(draw) if self.config.restart else super().main_phase(task, draw)
+        return self.first_phase(draw)
 
     def draw(self, task: Task) -> Draw:
         """Return all images of all seen classes."""

@@ -3,19 +3,16 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import ClassVar
 
-import torch
 from torch import Generator, Tensor
-from torch.nn import functional as F
 
 from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.losses import cross_entropy
+from edbl.losses import cross_entropy, less_forget
 from edbl.methods.base import Method
-from edbl.nets.heads import CosineHead
-from edbl.nets.linear import linear
+from edbl.nets.heads import CosineHead, class_sums
 
 
 class LUCIR(Method):
@@ -45,16 +42,12 @@ class LUCIR(Method):
 
     config: Config
 
-    @property
-    def cosine_head(self) -> CosineHead:
-        """The net's head."""
-        return cast(CosineHead, self.net.head)
-
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; weights of new classes point along the mean of their normalised features."""
         super().begin(task, generator)
         if task.old:
-            self.cosine_head.imprint(class_sums(self.features(task.train), task.train.y - task.old, task.new))
+            sums = class_sums(self.features(task.train), task.train.y - task.old, task.new)
+            self.net.head_as(CosineHead).imprint(sums)
 
     def loss(self, batch: Batch) -> Tensor:
         """Cross-entropy, less-forget constraint and margin ranking; in the first task cross-entropy alone."""
@@ -62,24 +55,13 @@ class LUCIR(Method):
         loss = cross_entropy(output.logits, batch.y).mean()
         if self.teacher is None:
             return loss
-        new = self.cosine_head.sizes[-1]
+        new = self.net.head.sizes[-1]
         old = batch.y.shape[1] - new
         weight = self.config.lam_base * math.sqrt(old / new)
         kept = less_forget(output.features, self.teach(batch.x).features).mean()
-        cosines = self.cosine_head.cosines(output.features)
+        cosines = self.net.head_as(CosineHead).cosines(output.features)
         ranking = margin_ranking(cosines, batch.y, old, self.config.margin, self.config.rivals)
         return loss + weight * kept + self.config.mr_weight * ranking
-
-
-def class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return the sum of each class's normalised features, ``[classes, width]``; it points along their mean."""
-    members = (labels == torch.arange(classes, device=labels.device).unsqueeze(1)).float()  # [classes, n]
-    return linear(members, F.normalize(features).T)
-
-
-def less_forget(features: Tensor, teacher: Tensor) -> Tensor:
-    """``1 - cos(h, h_old)``, ``[batch]``."""
-    return 1 - F.cosine_similarity(features.float(), teacher.float())
 
 
 def margin_ranking(cosines: Tensor, y: Tensor, old: int, margin: float, rivals: int) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Generator as Steps
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, Tensor, nn
@@ -18,10 +18,9 @@ from edbl.data.stream import Task
 from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Phase
-from edbl.methods.lucir import class_sums
 from edbl.methods.rkd import RKD
 from edbl.nets.exact import exactly
-from edbl.nets.heads import CosineHead, cosines
+from edbl.nets.heads import CosineHead, class_sums, cosines
 from edbl.nets.linear import linear
 from edbl.schedule import Schedule
 
@@ -40,7 +39,6 @@ class Mnemonics(RKD):
     head = CosineHead
     last_relu = False
     needs = "pixels"
-    by_libraries = True
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (80, 120),
@@ -56,19 +54,9 @@ class Mnemonics(RKD):
 
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not (A4)")
         transfer: Literal["all", "scale"] = option("all", "later tasks learn all weights, or a factor for each kernel")
-        level: Literal["nearest-mean", "unrolled"] = option(
-            "nearest-mean", "classifier made from exemplars: their class means, or the head after one step on them"
-        )
-        inner_lr: float = option(0.1, "learning rate of that step", least=0)
-        adjust_old: bool = option(True, "learn the pixels of old exemplars too, each half judged by the other")
         exemplars: Schedule = Schedule(epochs=5, lr=1.0, milestones=())
 
     config: Config
-
-    @property
-    def cosine_head(self) -> CosineHead:
-        """The net's head."""
-        return cast(CosineHead, self.net.head)
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Imprint the new classes and, from the second task on, freeze the kernels up to a factor for each."""
@@ -79,7 +67,8 @@ class Mnemonics(RKD):
         super().begin(task, generator)
         if not task.old:
             return
-        self.cosine_head.imprint(class_sums(self.features(task.train), task.train.y - task.old, task.new))
+        sums = class_sums(self.features(task.train), task.train.y - task.old, task.new)
+        self.net.head_as(CosineHead).imprint(sums)
         if self.config.transfer == "scale":
             for layer in list(self.net.backbone.modules()):
                 if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -104,7 +93,7 @@ class Mnemonics(RKD):
 
         new = torch.arange(sum(counts[: task.old]), len(images), device=device)
         images.x[new] = yield from self.learn("exemplars", images, new, task.train)
-        if task.old and self.config.adjust_old and min(counts[: task.old]) > 1:
+        if task.old and min(counts[: task.old]) > 1:
             first, second = every_other(0), every_other(1)
             images.x[first] = yield from self.learn("old-first", images, first, images[second])
             images.x[second] = yield from self.learn("old-second", images, second, images[first])
@@ -113,18 +102,14 @@ class Mnemonics(RKD):
     def learn(self, name: str, images: Images, own: Tensor, data: Images) -> Steps[Phase, None, Tensor]:
         """Yield the phase that learns the pixels of some exemplars by the images of ``data``, and return them."""
         learnt, judge = images[own], self.net.frozen().backbone
-        rows = torch.cat([self.cosine_head.old, self.cosine_head.weight.detach()])
-        means = means_by_class(self.features(images), images.y, torch.zeros_like(rows))
-        scale = self.cosine_head.scale.detach()
+        features = self.features(images)
+        means = means_by_class(features, images.y, features.new_zeros(self.net.head.classes, features.shape[1]))
         pixels = nn.Parameter(self.normalise(learnt.x).clone())
 
         def loss(batch: Batch) -> Tensor:
             kept = self.normalise(self.stored(pixels.detach(), learnt.x))
             # The images as they will be kept; gradients pass the rounding by.
             features, seen = judge(pixels + (kept - pixels).detach()), judge(batch.x)
-            if self.config.level == "unrolled":
-                after = unrolled(features, learnt.y, rows, scale, self.config.inner_lr)
-                return cross_entropy(scale * cosines(seen, after), batch.y).mean()
             return cross_entropy(cosines(seen, means_by_class(features, learnt.y, means)), batch.y).mean()
 
         self.net.register_parameter("exemplars", pixels)
@@ -162,13 +147,3 @@ def means_by_class(features: Tensor, y: Tensor, otherwise: Tensor) -> Tensor:
     members = (y == torch.arange(len(otherwise), device=y.device).unsqueeze(1)).float()  # [seen, n]
     means = F.normalize(linear(members, F.normalize(features).T))
     return torch.where(members.sum(1, keepdim=True) > 0, means, otherwise)
-
-
-@exactly
-def unrolled(features: Tensor, y: Tensor, rows: Tensor, scale: Tensor, rate: float) -> Tensor:
-    """Return the rows of a cosine head after one step of gradient descent on the cross-entropy of exemplars."""
-    rows = rows.detach().requires_grad_()
-    labels = (y.unsqueeze(1) == torch.arange(len(rows), device=y.device)).float()
-    loss = cross_entropy(scale * cosines(features, rows), labels).mean()
-    (gradient,) = torch.autograd.grad(loss, rows, create_graph=True)
-    return rows - rate * gradient

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, cast
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -15,8 +15,8 @@ from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
 from edbl.errors import EdblError
+from edbl.losses import less_forget
 from edbl.methods.base import Draw, Method, Phase
-from edbl.methods.lucir import less_forget
 from edbl.nets.backbones import Backbone
 from edbl.nets.heads import ProxyHead
 from edbl.nets.linear import linear
@@ -37,7 +37,6 @@ class PODNet(Method):
     head = ProxyHead
     last_relu = False
     needs = "blocks"
-    by_libraries = True
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (),
@@ -50,23 +49,12 @@ class PODNet(Method):
     class Config(Method.Config):
         """Settings."""
 
-        nca: Literal["released", "printed"] = option(
-            "released", "classification loss as in the released code, or as printed"
-        )
-        margin: float = option(0.6, 'margin of the true class; nca="printed" alone has one', least=0)
         spatial: float = option(3.0, "weight of POD-spatial, times sqrt(seen / new classes)", least=0)
         flat: float = option(1.0, "weight of POD-flat, times sqrt(seen / new classes)", least=0)
         clamp: float = option(5.0, "largest element of a gradient", least=1e-6)
-        tune_proxies: Literal["all", "new"] = option("all", "proxies that the fine-tuning trains")
-        tune_norm: Literal["train", "eval"] = option("train", "batch normalisation in the fine-tuning")
         tune: Schedule = Schedule(epochs=20, lr=0.05, milestones=())
 
     config: Config
-
-    @property
-    def proxy_head(self) -> ProxyHead:
-        """The net's head."""
-        return cast(ProxyHead, self.net.head)
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task; proxies of new classes point along centres of their normalised features."""
@@ -75,7 +63,8 @@ class PODNet(Method):
         super().begin(task, generator)
         if task.old:
             vectors, labels = F.normalize(self.features(task.train)), task.train.y - task.old
-            self.proxy_head.imprint(kmeans(vectors, labels, task.new, self.proxy_head.rows, generator))
+            head = self.net.head_as(ProxyHead)
+            head.imprint(kmeans(vectors, labels, task.new, head.rows, generator))
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the phase that trains all but old proxies, then one for the proxies, on balanced exemplars."""
@@ -83,13 +72,11 @@ class PODNet(Method):
         if not task.old:
             return
         exemplars = self.memory.with_new(task.train, self.features).images
-        if self.config.tune_proxies == "all":
-            self.proxy_head.thaw()
-        proxies = [p for p in (self.proxy_head.old, self.proxy_head.weight) if p.requires_grad]
+        head = self.net.head_as(ProxyHead)
+        head.thaw()
         draw = Draw(exemplars, Uniform(len(exemplars), self.optim.batch))
         tune = self.phase("tune", draw, self.config.tune, self.tune_loss)
-        optim, train_mode = replace(self.optim, warmup=0), tune.train_mode and self.config.tune_norm == "train"
-        yield self.clamped(replace(tune, params=proxies, optim=optim, train_mode=train_mode))
+        yield self.clamped(replace(tune, params=[head.old, head.weight], optim=replace(self.optim, warmup=0)))
 
     def clamped(self, phase: Phase) -> Phase:
         """Return the phase with clamped gradients; its loss asks the teacher by itself."""
@@ -102,7 +89,7 @@ class PODNet(Method):
         output, maps = outputs_and_maps(self.net, batch.x)
         with torch.no_grad():
             teacher, old_maps = outputs_and_maps(self.teacher.net, batch.x)
-        scale = math.sqrt(batch.y.shape[1] / self.proxy_head.sizes[-1])
+        scale = math.sqrt(batch.y.shape[1] / self.net.head.sizes[-1])
         distances = [pod_spatial(a, b).mean() for a, b in zip(maps, old_maps, strict=True)]
         spatial = self.config.spatial * torch.stack(distances).mean()
         flat = self.config.flat * less_forget(output.features, teacher.features).mean()
@@ -116,7 +103,7 @@ class PODNet(Method):
 
     def classify(self, similarities: Tensor, y: Tensor) -> Tensor:
         """Return the mean NCA loss."""
-        return nca(similarities, y, self.proxy_head.scale, self.config.margin, self.config.nca).mean()
+        return nca(similarities, y, self.net.head_as(ProxyHead).scale).mean()
 
 
 def watched(backbone: Backbone) -> Sequence[int]:
@@ -150,17 +137,15 @@ def pod_spatial(maps: Tensor, teacher: Tensor) -> Tensor:
     return distance
 
 
-def nca(similarities: Tensor, y: Tensor, eta: Tensor, margin: float, form: Literal["released", "printed"]) -> Tensor:
+def nca(similarities: Tensor, y: Tensor, eta: Tensor) -> Tensor:
     """NCA loss of one-hot labels, ``[batch]``; s is eta times the similarities, and j runs over all other classes.
 
-    As released it is ``log(exp(max s) + sum_j exp(s_j)) - s_y``: cross-entropy where the true class is the highest.
-    As printed it is ``log sum_j exp(s_j) - (s_y - eta margin)``, which has no lower bound and so is cut off at 0.
+    As released, ``log(exp(max s) + sum_j exp(s_j)) - s_y``: cross-entropy where the true class is the highest. The
+    printed form has a margin and no lower bound.
     """
     scores = eta * similarities
     own = (y * scores).sum(1)
     others = scores.masked_fill(y > 0, -torch.inf)
-    if form == "printed":
-        return (others.logsumexp(1) - own + eta * margin).relu()
     return torch.cat([others, scores.amax(1, keepdim=True)], 1).logsumexp(1) - own
 
 

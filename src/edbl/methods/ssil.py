@@ -10,9 +10,8 @@ from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
 from edbl.data.stream import Task
-from edbl.losses import cross_entropy
+from edbl.losses import cross_entropy, task_distillation
 from edbl.methods.base import Draw, Method, Phase
-from edbl.methods.eeil import task_distillation
 
 
 class SSIL(Method):

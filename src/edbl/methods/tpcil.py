@@ -33,7 +33,6 @@ class TPCIL(Method):
     our_reading = True
     head = CosineHead
     last_relu = False
-    by_libraries = True
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (80, 120),

@@ -39,7 +39,6 @@ class WA(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3)
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
-        norm: Literal["l2", "l1"] = option("l2", "norm of a class's weights that is aligned")
         clip: bool = option(True, "keep the head's weights at or above zero in training")
 
     config: Config
@@ -49,7 +48,7 @@ class WA(Method):
         yield from super().phases(task)
         if task.old:
             weight = self.net.head.weight.data
-            weight[task.old :] *= alignment(weight, task.old, self.config.norm)
+            weight[task.old :] *= alignment(weight, task.old)
 
     def main_phase(self, task: Task, draw: Draw) -> Phase:
         """Return the usual phase, whose last step is followed by clipping too."""
@@ -72,8 +71,8 @@ class WA(Method):
         return by_share(logits, teacher, batch.y, self.config.temperature, self.config.kd_scale).mean()
 
 
-def alignment(weight: Tensor, old: int, norm: Literal["l2", "l1"]) -> Tensor:
+def alignment(weight: Tensor, old: int) -> Tensor:
     """Return gamma: the mean norm of the rows of ``old`` classes over that of the new ones, or 1 if that is 0."""
-    norms: Tensor = linalg.vector_norm(weight, 1 if norm == "l1" else 2, dim=1)
+    norms: Tensor = linalg.vector_norm(weight, dim=1)
     new = norms[old:].mean()
     return (norms[:old].mean() / new).where(new > 0, 1.0)

@@ -18,6 +18,12 @@ def cosines(features: Tensor, rows: Tensor) -> Tensor:
     return linear(F.normalize(features), F.normalize(rows))
 
 
+def class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Return the sum of each class's normalised features, ``[classes, width]``; it points along their mean."""
+    members = (labels == torch.arange(classes, device=labels.device).unsqueeze(1)).float()  # [classes, n]
+    return linear(members, F.normalize(features).T)
+
+
 class Head(nn.Module):
     """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
 

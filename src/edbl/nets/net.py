@@ -1,13 +1,15 @@
 """The net: a backbone and a head that grows."""
 
 import copy
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from edbl.nets.backbones import Backbone, Watch, initialise
 from edbl.nets.heads import Head
+
+H = TypeVar("H", bound=Head)
 
 
 class Output(NamedTuple):
@@ -34,6 +36,12 @@ class Net(nn.Module):
         """Return logits and features; ``watch`` sees, and may change, what each block of the backbone returns."""
         features = self.backbone(x, watch)
         return Output(self.head(features), features)
+
+    def head_as(self, kind: type[H]) -> H:
+        """Return the head, which must be of a kind that the method's own ``build`` gave it."""
+        if not isinstance(self.head, kind):
+            raise TypeError(f"the net needs a {kind.__name__}; make it by the method's `build`")
+        return self.head
 
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes, those of a task."""

@@ -181,23 +181,23 @@ class Group:
 
 
 def completed(records: Sequence[Record]) -> list[Record]:
-    """Return records with the options that are newer than they are: runs without one had its default."""
+    """Return records with the options of today: runs without one had its default, and so had those with one more."""
     kinds = {(record.method, frozenset(record.recipe)) for record in records}
     if len(kinds) == len({method for method, _ in kinds}):
         return list(records)
-    return [
-        replace(record, recipe={**_defaults(str(record.recipe.get("method"))), **record.recipe}) for record in records
-    ]
+    return [replace(record, recipe=_of_today(record.recipe)) for record in records]
 
 
-def _defaults(method: str) -> dict[str, object]:
-    """Return the built-in values of a method's recipes; none of a method that is not of this package, or no longer."""
-    from edbl.recipe import Recipe  # here, because it takes a second that few reports need
+def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the method's present keys; as it is if the method is not of this package, or no longer."""
+    from edbl.recipe import Recipe, without_dropped  # here, because it takes a second that few reports need
 
+    method = str(recipe.get("method"))
     with suppress(EdblError):
         if not method.endswith(".py"):  # a report runs nobody's code
-            return {key: leaf.default for key, leaf in Recipe.keys(method).items()}
-    return {}
+            known = Recipe.keys(method)
+            return {key: leaf.default for key, leaf in known.items()} | without_dropped(recipe, known)
+    return recipe
 
 
 def groups(records: Sequence[Record]) -> list[Group]:
