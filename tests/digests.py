@@ -22,7 +22,7 @@ from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
 from edbl.methods import methods
 
 STREAMS = (("base0", 3, "total=25"), ("base-half", 2, "per_class=3"))
-PRESETS = ("default", "paper", "quick")
+PRESETS = ("default", "tuned", "paper", "quick")
 PHASES = (2, 5, 10)
 MEMORIES = ("total=200", "total=1000", "total=2000", "per_class=20")
 VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (

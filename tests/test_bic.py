@@ -298,6 +298,6 @@ def test_presets() -> None:
     assert (paper["schedule.epochs"], paper["schedule.milestones"]) == (250, (100, 150, 200))
     assert (paper["optim.weight_decay"], paper["options.kd_scale"]) == (2e-4, "none")
     assert (paper["options.bias.epochs"], paper["options.bias.milestones"]) == (200, (60, 120, 160, 180))
-    aligned, common = (Recipe.build(name, data="cifar100", preset="aligned") for name in ("bic", "rkd"))
+    aligned, common = (Recipe.build(name, data="cifar100", preset="tuned") for name in ("bic", "rkd"))
     assert (aligned.schedule, aligned.first, aligned.optim) == (common.schedule, common.first, common.optim)
     assert aligned.values()["options.kd_scale"] == "none"

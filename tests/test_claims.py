@@ -23,7 +23,7 @@ ALPHAS = {label: row for row in EXPERIMENTS["table5"].rows if (label := row.labe
 NEAR, NEARLY = "speed/edbl-base0-5-16-rounds", "speed/edbl-base0-5"
 
 
-def runs(column: Column, row: Row, preset: str = "default") -> list[Run]:
+def runs(column: Column, row: Row, preset: str = "tuned") -> list[Run]:
     return SHELF.of(recipe_of(column, row, preset=preset))
 
 

@@ -551,8 +551,8 @@ def test_a_method_of_another_publication_has_its_own_values(method: str) -> None
     own = methods()[method].paper
     recipe = Recipe.build(method, "cifar100", preset="paper").values()
     assert {key: recipe[key] for key in own} == dict(own)
-    aligned = Recipe.build(method, "cifar100", preset="aligned").values()
-    common = Recipe.build("edbl", "cifar100").values()
+    aligned = Recipe.build(method, "cifar100", preset="tuned").values()
+    common = Recipe.build("edbl", "cifar100", preset="tuned").values()
     for key in ("schedule.epochs", "schedule.lr", "schedule.milestones", "optim.batch", "optim.weight_decay"):
         assert aligned[key] == common[key]
     assert (aligned["data.augment"], aligned["data.brightness"]) == ("crop-flip-trivial", 0.0)
@@ -650,7 +650,7 @@ def test_what_no_table_of_the_paper_prints() -> None:
 
 
 def test_digits_have_small_batches_with_few_old_images() -> None:
-    for preset, old, batch in (("default", 8, 32), ("quick", 8, 32), ("paper", 32, 128)):
+    for preset, old, batch in (("tuned", 8, 32), ("quick", 8, 32), ("paper", 32, 128)):
         recipe = Recipe.build("edbl", "digits", preset=preset)
         assert isinstance(recipe.options, EDBL.Config)
         assert (recipe.options.min_old, recipe.optim.batch) == (old, batch)
@@ -673,7 +673,7 @@ def test_digits_have_small_batches_with_few_old_images() -> None:
     ],
 )
 def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, object], min_old: int, rate: float) -> None:
-    recipe = Recipe.of({"method": "edbl", "data.name": data, **given})
+    recipe = Recipe.of({"method": "edbl", "data.name": data, "preset": "tuned", **given})
     assert isinstance(recipe.options, EDBL.Config)
     assert (recipe.options.min_old, recipe.schedule.lr) == (min_old, rate)
 
@@ -690,7 +690,7 @@ def test_few_exemplars_are_not_learnt_by_heart(data: str, given: dict[str, objec
     ],
 )
 def test_distillation_that_was_chosen_for_rkd_is_no_other_methods(method: str, given: dict[str, float]) -> None:
-    recipe = Recipe.build(method, "cifar10", phases=2).values()
+    recipe = Recipe.build(method, "cifar10", preset="tuned", phases=2).values()
     assert {key: recipe[f"options.{key}"] for key in given} == given
 
 
@@ -718,14 +718,14 @@ class Own(EDBL):
 """
 
 
-@pytest.mark.parametrize(("preset", "epochs"), [("default", 20), ("paper", 30), ("quick", 4)])
+@pytest.mark.parametrize(("preset", "epochs"), [("default", 30), ("tuned", 20), ("paper", 30), ("quick", 4)])
 def test_presets_leave_the_options_of_users_alone(preset: str, epochs: int, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     values = Recipe.build(str(tmp_path / "own.py"), preset=preset).values()
     assert (values["options.gamma"], values["options.counts"]) == (2.0, 3)
     assert (values["options.balance.epochs"], values["options.balance.lr"]) == (epochs, 0.5)
     longer = Recipe.of({"method": str(tmp_path / "own.py"), "preset": preset, "options.balance.epochs": 60}).values()
-    at = {"default": (39,), "paper": (40,), "quick": (45,)}[preset]  # 13 of 20, 20 of 30, 3 of 4
+    at = {"default": (40,), "tuned": (39,), "paper": (40,), "quick": (45,)}[preset]  # 13 of 20, 20 of 30, 3 of 4
     assert longer["options.balance.milestones"] == at
     theirs = Recipe.build("edbl", preset=preset).values()
     assert values["options.alpha"] == theirs["options.alpha"]  # inherited
@@ -735,14 +735,14 @@ def test_presets_leave_the_options_of_users_alone(preset: str, epochs: int, tmp_
 
 @pytest.mark.parametrize(("epochs", "milestones"), [(0, (48, 80, 104)), (150, (60, 100, 130)), (300, (120, 200, 260))])
 def test_milestones_of_a_first_task_go_with_its_epochs(epochs: int, milestones: tuple[int, ...]) -> None:
-    recipe = Recipe.build("rkd", "cifar100", task_epochs=epochs, shape="steps")
+    recipe = Recipe.build("rkd", "cifar100", preset="tuned", task_epochs=epochs, shape="steps")
     assert recipe.first.schedule(recipe.schedule).milestones == milestones
     assert Recipe.build("wa", "cifar100", preset="paper").first.task_milestones == (60, 120, 170)
     assert Recipe.build("wa", "cifar100", preset="paper", task_epochs=20).first.task_milestones == ()
 
 
 def test_milestones_go_with_epochs_unless_they_are_given() -> None:
-    recipe = Recipe.of({"data.name": "digits", "schedule.epochs": 10, "balance.epochs": 40}).values()
+    recipe = Recipe.of({"data.name": "digits", "preset": "tuned", "schedule.epochs": 10, "balance.epochs": 40}).values()
     assert recipe["schedule.milestones"] == (4, 7, 9)  # of 30: 12, 20, 26
     assert recipe["options.balance.milestones"] == (12, 24, 32)  # of 20: 6, 12, 16
     given = Recipe.build("rkd", "digits", epochs=10, milestones=(2,)).values()
@@ -755,13 +755,13 @@ def test_short_schedules_are_not_lengthened() -> None:
 
 
 def test_every_value_says_where_it_comes_from() -> None:
-    given = {"method": "edbl", "data.name": "cifar10", "stream.phases": 2, "options.balance.epochs": 10}
+    given = {"method": "edbl", "preset": "tuned", "data.name": "cifar10", "stream.phases": 2, "balance.epochs": 10}
     found = Recipe.origins(given)
     assert {key: value for key, (value, _) in found.items()} == Recipe.of(given).values()
     origins = {key: origin for key, (_, origin) in found.items()}
     assert origins["optim.momentum"] == "built in"
     assert origins["data.mean"] == "data set cifar10"
-    assert origins["options.gamma"] == "preset default (calibration: many new images in one task)"
+    assert origins["options.gamma"] == "preset tuned (calibration: many new images in one task)"
     assert origins["options.balance.milestones"] == "moved with the epochs"
     assert origins["stream.phases"] == "given"
 

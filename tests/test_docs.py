@@ -27,7 +27,7 @@ from edbl.data.datasets import DATASETS
 from edbl.methods import methods
 from edbl.methods.base import Method
 from edbl.nets.backbones import BACKBONES
-from edbl.presets import ROWS
+from edbl.presets import ROWS, described
 from edbl.recipe import Recipe
 from edbl.records import Record
 
@@ -258,7 +258,10 @@ def test_every_key_of_a_recipe_is_described() -> None:
 
 def test_presets_are_described() -> None:
     presets = list(Recipe.keys("rkd")["preset"].kind.__args__)
-    assert missing("docs/recipes.md", [*presets, *PAPER]) == []
+    assert missing("docs/recipes.md", presets) == []
+    lines = [f"| {when} | {values.replace(', ', '<br>')} | {why} |" for when, values, why in described()]
+    table = "\n".join(["| when | values | why |", "|---|---|---|", *lines])
+    assert f"<!-- presets -->\n{table}\n<!-- end of presets -->" in PAGES["docs/recipes.md"], table
 
 
 def test_shipped_recipes_and_backbones_are_described() -> None:

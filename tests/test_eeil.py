@@ -318,7 +318,7 @@ def test_presets() -> None:
     assert (paper["options.balance.epochs"], paper["options.balance.lr"]) == (30, 0.01)
     assert paper["options.balance.milestones"] == (10, 20)
     assert (paper["options.noise"], paper["options.kd_scale"]) == (0.3, "none")
-    aligned, common = (Recipe.build(name, data="cifar100", preset="aligned") for name in ("eeil", "edbl"))
+    aligned, common = (Recipe.build(name, data="cifar100", preset="tuned") for name in ("eeil", "edbl"))
     assert (aligned.schedule, aligned.first, aligned.optim) == (common.schedule, common.first, common.optim)
     balance = {key: value for key, value in common.values().items() if key.startswith("options.balance.")}
     assert {key: aligned.values()[key] for key in balance} == balance

@@ -164,7 +164,7 @@ def test_preset_paper_is_the_official_recipe_for_a_sum_over_classes(name: str) -
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("preset", ["default", "aligned", "quick"])
+@pytest.mark.parametrize("preset", ["default", "tuned", "quick"])
 def test_schedule_is_the_common_one_unless_paper(name: str, preset: str) -> None:
     ours, theirs = (Recipe.build(method, data="cifar100", preset=preset) for method in (name, "rkd"))
     assert (ours.schedule, ours.optim, ours.evaluation) == (theirs.schedule, theirs.optim, theirs.evaluation)

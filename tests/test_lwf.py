@@ -120,7 +120,7 @@ def test_exemplars_are_never_learnt_from() -> None:
     assert torch.equal(other.draw.data.x, phase.draw.data.x)
 
 
-@pytest.mark.parametrize("preset", ["default", "aligned", "quick"])
+@pytest.mark.parametrize("preset", ["default", "tuned", "quick"])
 def test_schedule_is_the_common_one_unless_paper(preset: str) -> None:
     ours, theirs = (Recipe.build(method, data="cifar100", preset=preset) for method in ("lwf", "rkd"))
     assert (ours.schedule, ours.optim, ours.first, ours.data) == (

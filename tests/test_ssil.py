@@ -173,6 +173,6 @@ def test_presets() -> None:
     paper = Recipe.build("ssil", data="cifar100", preset="paper").values()
     assert (paper["schedule.epochs"], paper["schedule.milestones"]) == (100, (40, 80))
     assert (paper["optim.weight_decay"], paper["options.replay"], paper["options.lr_by_task"]) == (1e-4, 32, True)
-    aligned, common = (Recipe.build(name, data="cifar100", preset="aligned") for name in ("ssil", "rkd"))
+    aligned, common = (Recipe.build(name, data="cifar100", preset="tuned") for name in ("ssil", "rkd"))
     assert (aligned.schedule, aligned.first, aligned.optim) == (common.schedule, common.first, common.optim)
     assert (aligned.values()["options.replay"], aligned.values()["options.lr_by_task"]) == (0, False)

@@ -47,7 +47,7 @@ def test_experiments_are_whole(name: str) -> None:
     assert len({run.folder for run in runs}) == len(runs)
     assert {run.recipe.seed for run in runs} == {0, 1}
     assert {run.recipe.method for run in runs} == {row.method for row in experiment.rows}
-    assert all(run.recipe.preset == "default" for run in runs)
+    assert all(run.recipe.preset == "tuned" for run in runs)
     if experiment.drawn == "table":
         for row in experiment.rows:
             assert len(row.printed) == len(experiment.columns)

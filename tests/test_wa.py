@@ -192,7 +192,7 @@ def test_preset_paper() -> None:
     assert recipe.options == WA.Config(temperature=2.0, kd_scale="none", clip=True)
 
 
-@pytest.mark.parametrize("preset", ["default", "aligned", "quick"])
+@pytest.mark.parametrize("preset", ["default", "tuned", "quick"])
 def test_schedule_is_the_common_one_unless_paper(preset: str) -> None:
     ours, theirs = (Recipe.build(method, data="cifar100", preset=preset) for method in ("wa", "rkd"))
     assert (ours.schedule, ours.optim, ours.first, ours.data) == (

@@ -5,6 +5,7 @@ field ``epochs`` in field ``schedule``. `build` makes an instance from dotted ke
 """
 
 import dataclasses
+import json
 import sys
 import types
 from collections.abc import Iterable, Mapping
@@ -164,3 +165,11 @@ def resolve(key: str, known: Iterable[str], listing: str = "") -> str:
 def ends(key: str, known: Iterable[str]) -> list[str]:
     """Return the full keys that ``key`` may mean, which may leave out leading parts."""
     return [name for name in known if name == key or name.endswith("." + key)]
+
+
+def toml_value(value: object) -> str:
+    """Return a value as a recipe file has it."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(toml_value(v) for v in value) + "]"
+    # JSON writes texts, numbers and booleans as TOML does, except that TOML wants DEL escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

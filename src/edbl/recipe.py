@@ -1,7 +1,6 @@
 """The recipe: every value of a run, frozen, checked, saved with the run."""
 
 import inspect
-import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -12,13 +11,14 @@ from typing import Any, Literal, Self, cast
 import torch
 
 from edbl import config, presets
-from edbl.config import option
+from edbl.config import option, toml_value
 from edbl.data import datasets
 from edbl.data.augment import Transform
 from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import BACKBONES
+from edbl.rule import RULED, TaskFacts
 from edbl.schedule import FirstTask, Optim, Schedule, moved
 
 RECIPE = "recipe.toml"  # in the folder of a run
@@ -118,9 +118,10 @@ class _Common:
     """Every setting but the method's own."""
 
     method: str = option("edbl", "method to run, or path of a .py file with one")
-    preset: Literal["default", "aligned", "paper", "quick"] = option(
+    preset: Literal["default", "tuned", "paper", "quick", "photos", "samples"] = option(
         "default", "where values that are not given come from"
     )
+    by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
     seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
     memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
@@ -143,6 +144,9 @@ class _Common:
         if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
             raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
         Budget.parse(self.memory)
+        for key in self.by_rule:
+            if key not in RULED:
+                raise unknown("setting in by_rule", key, RULED)
         for what, name in (("folder", self.data.name), ("file", self.method)):
             try:
                 name.encode()
@@ -186,6 +190,8 @@ class Recipe(_Common):
         if common.method.endswith(".py"):  # so that the run can go on from anywhere
             common = replace(common, method=str(Path(common.method).resolve()))
         chosen = config.build(kind.Config, options, "options.")
+        if missing := [key for key in common.by_rule if key not in filled]:
+            raise EdblError(f"by_rule names {missing[0]}, which {common.method} does not have; leave it out")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=chosen)
 
     @classmethod
@@ -210,7 +216,12 @@ class Recipe(_Common):
             found |= {k: (v, f"preset {preset} ({why})") for k, (v, why) in ours.items()}
             later = moved({k: v for k, (v, _) in found.items()}, checked)
             found |= {k: (v, "moved with the epochs") for k, v in later.items()}
-        return found | {k: (v, "given") for k, v in checked.items()}
+        ruled, origin = cast(tuple[tuple[str, ...], str], found["by_rule"])
+        for layer in given:  # what a layer gives is not the rule's to say, unless the layer says so itself
+            ruled = cast(Any, layer["by_rule"]) if "by_rule" in layer else tuple(k for k in ruled if k not in layer)
+        found |= {k: (v, "given") for k, v in checked.items()}
+        by_rule = {k: (found[k][0], "the rule, task by task") for k in ruled if k in found}
+        return found | by_rule | {"by_rule": (ruled, "given" if "by_rule" in checked else origin)}
 
     @classmethod
     def read(cls, path: Path | str, *layers: Mapping[str, object]) -> Self:
@@ -243,6 +254,14 @@ class Recipe(_Common):
             raise EdblError(f"recipe {path}: {error}") from error
         return cls.of(file, *layers, complete=complete and given.get("method") == file.get("method"))
 
+    def ruled(self, task: TaskFacts) -> Self:
+        """Return the recipe with the values that the rule gives for a task after the first."""
+        given = {key: RULED[key](task, self.optim.batch) for key in self.by_rule}
+        schedule = self.schedule.scaled(int(given.get("schedule.epochs", self.schedule.epochs)))
+        schedule = replace(schedule, lr=given.get("schedule.lr", schedule.lr))
+        own = {k.removeprefix("options."): v for k, v in given.items() if k.startswith("options.")}
+        return replace(self, schedule=schedule, options=replace(cast(Any, self.options), **own))
+
     def values(self) -> dict[str, object]:
         """Return every value by dotted key."""
         return config.flatten(self)
@@ -269,7 +288,9 @@ def _facts(usual: Mapping[str, object], filled: Mapping[str, Any]) -> presets.Fa
         protocol=filled["stream.protocol"],
         phases=filled["stream.phases"],
         exemplars=sum(Budget.parse(filled["memory"]).quotas(classes)),
+        augment=str(usual["data.augment"]),
         kd_scale=str(usual.get("options.kd_scale", "")),
+        grows="options.kd_growth" in usual,
     )
 
 
@@ -336,11 +357,3 @@ def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     for key, value in tree.items():
         values |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return values
-
-
-def toml_value(value: object) -> str:
-    """Return a value as a recipe file has it."""
-    if isinstance(value, tuple):
-        return "[" + ", ".join(toml_value(v) for v in value) + "]"
-    # JSON writes texts, numbers and booleans as TOML does, except that TOML wants DEL escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

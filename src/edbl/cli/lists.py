@@ -12,7 +12,7 @@ from edbl.errors import EdblError
 
 
 def list_(
-    what: Annotated[Literal["methods", "options", "data", "recipes"], typer.Argument(help="What to list.")],
+    what: Annotated[Literal["methods", "options", "data", "recipes", "presets"], typer.Argument(help="What to list.")],
     method: Annotated[
         str | None, typer.Argument(metavar="[METHOD]", help="For options: of which method, or .py file with one.")
     ] = None,
@@ -31,11 +31,12 @@ def list_(
         return
     if method or data or preset or settings:
         raise EdblError(f"a method, --data, --preset and --set mean nothing to `edbl list {what}`; leave them out")
-    terminal.show({"methods": _methods, "data": _data, "recipes": _recipes}[what]())
+    terminal.show({"methods": _methods, "data": _data, "recipes": _recipes, "presets": _presets}[what]())
 
 
 def _options(method: str, given: Mapping[str, object]) -> Table:
-    from edbl.recipe import Recipe, toml_value
+    from edbl.config import toml_value
+    from edbl.recipe import Recipe
 
     table = terminal.table()
     table.add_column("key", no_wrap=True)
@@ -76,4 +77,13 @@ def _recipes() -> Table:
     table = terminal.table("name", "what it runs")
     for name, path in shipped_recipes().items():
         table.add_row(name, path.read_text(encoding="utf-8").splitlines()[0].lstrip("# "))
+    return table
+
+
+def _presets() -> Table:
+    from edbl.presets import described
+
+    table = terminal.table("when", "values", "why")
+    for row in described():
+        table.add_row(*map(escape, row))
     return table

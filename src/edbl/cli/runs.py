@@ -35,7 +35,7 @@ def run(
         int | None,
         typer.Option(help="Of several runs, how many at a time.", min=1),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default, aligned, paper or quick.")] = None,
+    preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any, cast
 
 import torch
 from torch import Generator, Tensor
@@ -22,6 +23,7 @@ from edbl.methods.base import Draw, Phase
 from edbl.nets import backbones
 from edbl.nets.backbones import Backbone
 from edbl.recipe import Recipe
+from edbl.rule import TaskFacts
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
 
@@ -122,6 +124,7 @@ class Learner:
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
         self._as_learnt()
+        self._settle(self.recipe.ruled(self._facts(task)) if task.old else self.recipe)
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         timings, losses = self._fit(task, self.method.phases(task), checkpoints)
         self.progress.busy("choosing exemplars")
@@ -133,6 +136,7 @@ class Learner:
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
+        self._settle(self.recipe)
         self.method.teacher = None
         self.net.head.thaw()
         self._fit(task, islice(self.method.phases(task), 1), checkpoints)
@@ -160,6 +164,16 @@ class Learner:
             with stopwatch(timings, "clean"):
                 self._show(task, clean)
         return timings, losses
+
+    def _settle(self, recipe: Recipe) -> None:
+        """Give the method the values of a recipe that the rule may change from task to task."""
+        self.method.schedule, self.method.config = recipe.schedule, cast(Any, recipe.options)
+
+    def _facts(self, task: Task) -> TaskFacts:
+        """Return what the rule asks about a task; features have no size, and count as small images."""
+        shape = task.train.x.shape
+        facts = TaskFacts(len(task.train), len(self.memory), task.old, task.new)
+        return facts._replace(size=max(shape[2:])) if len(shape) == 4 else facts
 
     def _as_learnt(self) -> None:
         """Give batch normalisation the statistics of what it was trained on, which a teacher is shown too."""

@@ -18,7 +18,7 @@ from edbl.methods import methods
 from edbl.recipe import Recipe
 
 FIRST = "task-0-phase-0"  # the checkpoint after the first phase of the first task
-WITHOUT = ("method", "preset", "memory", "checkpoint_seconds")
+WITHOUT = ("method", "preset", "by_rule", "memory", "checkpoint_seconds")
 REPLACED = ("options.", "schedule.", "first.", "optim.", "evaluation.")
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from sklearn.neighbors import NearestNeighbors
 
 from edbl import records
+from edbl.config import toml_value
 from edbl.errors import EdblError, unknown
 from edbl.files import write_atomic
-from edbl.recipe import toml_value
 from edbl.records import READOUTS
 from edbl.report import plots
 from edbl.report.tables import Stat, groups

@@ -194,7 +194,7 @@ def folder_of(column: Column, row: Row, seed: int) -> str:
     return f"{column.name}/{row.name or row.method}-seed{seed}"
 
 
-def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = "default") -> Recipe:
+def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = "tuned") -> Recipe:
     """Return the recipe of a cell's run."""
     return Recipe.of({"method": row.method, "seed": seed, "preset": preset, **column.settings}, row.options)
 

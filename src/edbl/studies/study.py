@@ -43,7 +43,7 @@ def read(path: Path) -> Study:
     for key in TABLES:
         if not isinstance(tree.get(key, {}), dict):
             raise EdblError(f"study {path}: {key} must be a table")
-    settings = _included(path, tree.get("include", [])) | flat(tree.get("settings", {}))
+    settings = {"preset": "default"} | _included(path, tree.get("include", [])) | flat(tree.get("settings", {}))
     streams, candidates = tree.get("streams", {}), tree.get("candidates", {})
     if not tree.get("question") or not streams or not candidates:
         raise EdblError(f"study {path} needs a question, at least one of [streams.NAME] and one of [candidates.NAME]")
