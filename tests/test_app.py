@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
 from rich.console import Console
@@ -28,14 +27,15 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
+from edbl.app.inputs import FRESH, inputs_of
 from edbl.app.learn import HELD_KEPT, increment, measure
 from edbl.app.opening import held_out, open_model
 from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import Cli, Finished
-from tests.photos import QUICK, SHORT, change, write_digits
+from tests.photos import QUICK, SHORT, change, rewrite, write_digits
 from tests.test_bundle import referenced
 
 
@@ -205,8 +205,7 @@ def test_features_of_other_images(tmp_path: Path, cli: Cli) -> None:
             changed = (
                 {**tensors, key: damage} if damage is not None else {k: tensors[k] for k in tensors.keys() - {key}}
             )
-            safetensors.torch.save_file(changed, model / store.WEIGHTS)
-            change(model, partial(dict.update, weights=store._sum(model / store.WEIGHTS)))
+            rewrite(model / store.MODEL, lambda values: None, changed)
             assert f"is damaged: model.safetensors: {key}" in refused(cli, "predict", model, folder)
 
 
@@ -241,9 +240,7 @@ def test_a_frozen_backbone_with_other_weights_is_refused(
     assert "has an increment that was begun" in refused(cli, "forget", model, "digit 3")  # nothing was dropped
     assert cli("learn", model, "--discard").code == 0
     assert cli("forget", model, "digit 3").code == 0
-    change(model, lambda stored: stored["settings"].update(backbone_weights=""))  # as in a model of format 1
-    learn(cli, model, more)
-    assert store.read(model).settings.backbone_weights == weights
+    assert "the weights of stand-in here are not those" in refused(cli, "learn", model, more)
 
 
 def test_features_are_not_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -870,7 +867,7 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extractor, "default", lambda: None)
     made = settings.choose(Request(), pictures, "cpu")
     assert (made.backbone, made.tune, made.image_size, made.copies) == ("small", "all", 32, 0)
-    assert [settings.recipe(replace(made, image_size=side), 9).data.pad for side in (32, 1024)] == [4, 64]
+    assert [inputs_of(replace(made, image_size=side)).recipe(9).data.pad for side in (32, 1024)] == [4, 64]
     monkeypatch.setattr(extractor, "default", lambda: "stand-in")
     monkeypatch.setattr(extractor, "find", lambda name: StandIn())
     made = settings.choose(Request(), pictures, "cpu")
@@ -882,8 +879,8 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("images", [3, 50, 500, 50_000])
 def test_schedules_suit_the_number_of_images(images: int) -> None:
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
-    made = settings.recipe(chosen, images)
-    least, most = settings.FRESH.epochs
+    made = inputs_of(chosen).recipe(images)
+    least, most = FRESH.epochs
     assert least <= made.schedule.epochs <= most
     assert made.optim.batch <= max(2, images)
     assert made.schedule.epochs == least or images < 5000
@@ -902,7 +899,7 @@ def test_many_classes_are_shown_worst_first(without: int, said: str) -> None:
     scores = {f"c{k}": Score(0, 0, 0) if k < without else Score(10, 10 - k % 7, 10) for k in range(60)}
     event = Event("learn", "2030-01-01", [], [], 1, 1, 1.0, scores, {}, {})
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
-    made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn", "")
+    made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn")
     table, more = show.by_class(made, event)
     assert more == f"and {said}"
     assert getattr(table, "row_count") == 40  # noqa: B009

@@ -14,22 +14,22 @@ FILES = sorted(ROOT.rglob("*.py"))
 # What a part may import of this package, beside itself. Nothing flows back.
 LAYERS = {
     "errors": [],
-    "files": ["errors"],
+    "store": ["errors", "config"],
     "seeds": [],
     "config": ["errors"],
     "schedule": ["config"],
     "losses": [],
     "metrics": [],
-    "data": ["errors", "seeds", "files"],
+    "data": ["errors", "seeds", "store"],
     "nets": ["errors"],
     "memory": ["errors", "data"],
     "methods": ["errors", "config", "schedule", "losses", "data", "nets", "memory"],
     "presets": ["config", "schedule", "memory"],
     "recipe": ["errors", "config", "schedule", "presets", "data", "memory", "methods", "nets"],
-    "records": ["errors", "files", "metrics"],
+    "records": ["errors", "config", "store", "metrics"],
     "experiments": ["recipe"],
     "calibration": ["experiments"],
-    "report": ["errors", "files", "metrics", "records", "experiments", "calibration", "recipe"],
+    "report": ["errors", "store", "metrics", "records", "experiments", "calibration", "recipe"],
     "demo": ["config", "methods", "recipe"],
 }
 

@@ -30,11 +30,11 @@ from edbl.calibration import (
     experiment,
 )
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, planned
-from edbl.files import lock
 from edbl.methods.balancing import Balancing
 from edbl.recipe import Recipe
 from edbl.report import paper
 from edbl.report.tables import groups
+from edbl.store import lock
 from tests.conftest import Cli
 
 ROOT = Path(__file__).parents[1]

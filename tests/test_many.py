@@ -20,7 +20,7 @@ from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
 from edbl.engine import environment, many
 from edbl.engine.many import MPS, TRIES, Job, _work, run_many, shared_gpu
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 

@@ -12,8 +12,8 @@ import torch
 
 from edbl import records
 from edbl.errors import EdblError
-from edbl.files import lock, write_atomic
 from edbl.records import Record
+from edbl.store import lock, write_atomic
 
 
 def make(tasks: int = 2) -> Record:
@@ -27,7 +27,7 @@ def make(tasks: int = 2) -> Record:
         memory="total=20",
         order="natural",
         seed=3,
-        recipe={"schedule": {"epochs": 2, "steps": [1, 2]}, "seed": 3},
+        recipe={"schedule.epochs": 2, "schedule.milestones": [1, 2], "seed": 3},
         classes=["näme", "b", "c"],
         task_sizes=sizes,
         status="done",
@@ -137,14 +137,14 @@ def test_broken_json(tmp_path: Path, text: str) -> None:
     ("changes", "words"),
     [
         ({"format": 2}, "has format 2"),
-        ({"seed": "one"}, "'seed' is not int"),
-        ({"seed": True}, "'seed' is not int"),
+        ({"seed": "one"}, "'seed' is not a whole number"),
+        ({"seed": True}, "'seed' is not a whole number"),
         ({"status": "odd"}, "'status' is not running or done or failed"),
-        ({"task_sizes": [2, "x"]}, r"'task_sizes' is not list\[int\]"),
+        ({"task_sizes": [2, "x"]}, "'task_sizes' is not a whole number"),
         ({"task_sizes": [2]}, "'task_sizes' does not fit"),
         ({"task_sizes": [3, 0]}, "'task_sizes' does not fit"),
         ({"task_sizes": [1, 2]}, "'cnn_0' is not a 1 x 1 matrix"),
-        ({"timings": [{"train": "x"}]}, "'timings' is not"),
+        ({"timings": [{"train": "x"}]}, "'timings' is not a finite number"),
         ({"classes": ["a"]}, "fewer classes"),
         ({"accuracy": {"cnn": [0.1] * 2, "nme": "x"}}, "'accuracy' is not"),
     ],

@@ -6,7 +6,7 @@ import pytest
 
 from edbl import EdblError, Recipe, run
 from edbl.data import datasets
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import full_disk
 
 

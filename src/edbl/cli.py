@@ -286,7 +286,7 @@ def learn(
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
-    from edbl.app import bundle as store
+    from edbl.app import bundle as disk
     from edbl.app import show
     from edbl.app.learn import increment
     from edbl.app.settings import Request
@@ -307,7 +307,7 @@ def learn(
     )
 
     def how() -> str:
-        begun = store.begun(model)
+        begun = disk.begun(model)
         return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
 
     with (
@@ -374,10 +374,9 @@ def info(
 ) -> None:
     """Show what a model knows, remembers and has been through."""
     from edbl.app import show
-    from edbl.app.bundle import read, settle
+    from edbl.app.bundle import settle
 
-    settle(model)
-    bundle = read(model)
+    bundle = settle(model)
     if as_json:
         print(json.dumps(show.info_values(model, bundle), indent=1))
     else:
@@ -519,8 +518,8 @@ def results_(
     ] = None,
 ) -> None:
     """Write the page of all tables and figures of the paper, and beside it that of the calibration, from records."""
-    from edbl.files import write_atomic
     from edbl.report import paper
+    from edbl.store import write_atomic
 
     if out.suffix != ".md" or out.name == "calibration.md":
         raise EdblError(f"--out {out} must end in .md, and calibration.md is the name of the other page")

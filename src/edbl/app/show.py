@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from edbl.app import bundle as store
+from edbl.app import bundle as disk
 from edbl.app.bundle import Bundle, Event, Known, Readout, Score
+from edbl.app.inputs import inputs_of
 from edbl.app.predict import Prediction
 from edbl.data.folder import as_text, count, shown
 from edbl.errors import command
@@ -86,16 +87,15 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     s = bundle.settings
     lines = [
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
-        + (" (frozen)" if s.tune == "head" else "")
-        + f", images of {s.image_size} x {s.image_size}",
+        + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}",
         memory(folder, bundle),
         f"predictions by {_readout(bundle)}",
         f"seed {s.seed}, {s.validation:.0%} of images held out"
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
-    if left := store.orphans(folder, bundle):
+    if left := disk.orphans(folder, bundle):
         lines.append(f"{count(left, 'image')} that the model does not keep any more could not be removed")
-    if store.begun(folder):
+    if disk.begun(folder):
         lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
     past = Table(box=None, pad_edge=False)
     for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
@@ -122,9 +122,9 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
 def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
     """Return the same for programs."""
     values = dataclasses.asdict(bundle)
-    values["exemplars"] = len(bundle.files(store.EXEMPLARS))
-    values["exemplar_bytes"] = store.memory_bytes(folder, bundle)
-    values["increment_begun"] = store.begun(folder)
+    values["exemplars"] = len(bundle.files(disk.EXEMPLARS))
+    values["exemplar_bytes"] = disk.memory_bytes(folder, bundle)
+    values["increment_begun"] = disk.begun(folder)
     for known, entry in zip(bundle.classes, values["classes"], strict=True):
         entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
     for event, entry in zip(bundle.history, values["history"], strict=True):
@@ -134,10 +134,10 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
 
 def memory(folder: Path, bundle: Bundle) -> str:
     """Return what a model remembers, in words."""
-    files = bundle.files(store.EXEMPLARS)
-    megabytes = f"{store.memory_bytes(folder, bundle) / 1e6:.2f} MB"
-    features = " with their features" if bundle.settings.tune == "head" else ""
-    return f"memory: {count(files, 'image')}, {megabytes}{features} ({bundle.settings.memory})"
+    files = bundle.files(disk.EXEMPLARS)
+    megabytes = f"{disk.memory_bytes(folder, bundle) / 1e6:.2f} MB"
+    note = inputs_of(bundle.settings).memory_note
+    return f"memory: {count(files, 'image')}, {megabytes}{note} ({bundle.settings.memory})"
 
 
 def predictions(found: Sequence[Prediction], readout: Readout) -> Table:

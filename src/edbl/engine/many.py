@@ -34,10 +34,10 @@ from edbl.engine import environment, starts
 from edbl.engine.progress import Count
 from edbl.engine.run import changed, is_free, method_digest, resume, run
 from edbl.errors import EdblError
-from edbl.files import lock
 from edbl.methods import methods
 from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
+from edbl.store import lock
 
 MPS = "nvidia-cuda-mps-control"
 REFRESH = 0.5  # seconds between looks at the runs

@@ -21,10 +21,10 @@ from edbl.engine.evaluate import evaluate
 from edbl.engine.learner import Learner, stopwatch
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.files import LOCK, TEMPORARY, lock, sweep, write_atomic
 from edbl.memory import Budget
 from edbl.recipe import HOW, RECIPE, Recipe, StreamSettings
 from edbl.records import Record
+from edbl.store import LOCK, TEMPORARY, lock, sweep, write_atomic
 
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
 

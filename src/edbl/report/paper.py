@@ -8,11 +8,11 @@ from pathlib import Path
 from edbl import calibration, records
 from edbl.errors import EdblError, command, unknown
 from edbl.experiments import EXPERIMENTS, Column, Experiment, Row, folder_of, recipe_of
-from edbl.files import write_atomic
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
+from edbl.store import write_atomic
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run, for the folder of results
 MADE_BY = "Made by `edbl results`"  # on each of its pages
