@@ -411,9 +411,7 @@ def test_tiny_cache_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.Monkey
     write_tiny_folder(tmp_path, tiny_files())
     monkeypatch.setattr("safetensors.torch.save_file", no_room)
     text = message("tiny-imagenet", tmp_path)
-    assert (
-        f"cannot write '{tmp_path}/tiny-imagenet-200.safetensors.new': I/O error: No space left on device" in text
-    )
+    assert f"cannot write '{tmp_path}/tiny-imagenet-200.safetensors.new': I/O error: No space left on device" in text
     assert [p.name for p in tmp_path.iterdir()] == ["tiny-imagenet-200"]
 
 
