@@ -88,3 +88,11 @@ def test_nothing_is_unpickled(path: Path) -> None:
         assert call
         text = before + after
     assert not re.search(r"import pickle|(?<!safetensors\.)torch\.load|allow_pickle=True", text)
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if part(p) == "app"], ids=lambda p: p.name)
+def test_messages_name_settings_not_flags(path: Path) -> None:
+    """A Python caller has no flags; commands that can be pasted are made by `command`, and have theirs apart."""
+    texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
+    flags = [text for text in texts if isinstance(text, str) and re.search(r"(^|[ (])--[a-z]", text)]
+    assert [text for text in flags if text != "--discard" and "`pip install" not in text] == []

@@ -481,7 +481,7 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
     found = cli("learn", model, photos / "second")
     assert found.code == 2
     assert "begun" in found.err
-    assert "--discard drops it" in found.err
+    assert f"`edbl learn {model} --discard` drops it" in found.err
     found = cli("learn", model)
     assert found.code == 0
     assert "going on with the increment begun" in found.err

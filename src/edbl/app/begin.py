@@ -167,12 +167,12 @@ def _moved(folder: Path, request: Request, found: Sequence[Photo], digests: Sequ
         renamed = f"; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         raise EdblError(
             f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
-            f"with --relabel{renamed if photo.name not in bundle.names else ''}"
+            f"with relabel=true{renamed if photo.name not in bundle.names else ''}"
         )
     gone = {f"{digest}.png" for _, digest, _ in moved}
     if bare := [known.name for known in bundle.classes if known.exemplars and gone.issuperset(known.exemplars)]:
         raise EdblError(
-            f"with --relabel, class '{bare[0]}' would keep no image: leave it some\n"
+            f"with relabel=true, class '{bare[0]}' would keep no image: leave it some\n"
             f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
         )
     return sorted(gone)

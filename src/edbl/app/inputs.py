@@ -252,7 +252,7 @@ class Features:
         if find_method(self.settings.method).needs != "features":
             raise EdblError(
                 f"{self.settings.method} needs the pixels or the inner layers of its net, which a frozen backbone does "
-                "not give it\nuse --tune all, or another method"
+                "not give it\nuse tune=all, or another method"
             )
         return replace(self.settings, copies=COPIES, backbone_weights=self.backbone.digest)
 

@@ -105,7 +105,7 @@ def _begin(
 ) -> "Increment | None":
     if discard:
         if not request.folders and request != Request():
-            raise EdblError("--discard alone drops what was begun; with other options, name folders to learn from")
+            raise EdblError("discard alone drops what was begun; with other settings, name folders to learn from")
         if not disk.begun(folder):
             say("no increment was begun")
         if not request.folders:
@@ -126,11 +126,12 @@ def _begin(
     elif not _same(request, begun.request):
         raise EdblError(
             f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
-            f"{command('learn', folder)} goes on with it; --discard drops it"
+            f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
         )
     elif begun.base != (base.bundle.weights if base else ""):
         raise EdblError(
-            f"the increment begun in {folder} belongs to another state of the model; drop it with --discard"
+            f"the increment begun in {folder} belongs to another state of the model\n"
+            f"{command('learn', folder, '--discard')} drops it"
         )
     else:
         say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
@@ -234,7 +235,7 @@ class Increment:
             model.learn(self.train, names, self.place / CHECKPOINTS)
         except Diverged as error:  # to go on would lead to the same
             disk.discard(self.folder)
-            again = "learn from the same folders with other values, such as a smaller --set schedule.lr"
+            again = "learn from the same folders with other values, such as a smaller schedule.lr"
             raise EdblError(f"{error}\nwhat was begun is dropped, and the model is as it was: {again}") from error
 
     def _bundle(self, model: Model, made_by: Recipe, new: Sequence[str], event: Event) -> Bundle:

@@ -18,15 +18,15 @@ from edbl.recipe import Recipe, check_values
 MEMORY = "per_class=20"
 VALIDATION = 0.1
 SIDES = 8, 1024  # least and most image size
-ELSEWHERE = {  # keys that --set may not change, and what does
-    "method": "--method",
-    "memory": "--memory",
-    "seed": "--seed",
-    "device": "--device",
-    "net.backbone": "--backbone",
-    "data.image_size": "--image-size",
-    "data.holdout": "--validation",
-    "data.skip_bad": "--skip-bad",
+OWN = {  # recipe keys for which a model has settings of its own
+    "method": "method",
+    "memory": "memory",
+    "seed": "seed",
+    "device": "device",
+    "net.backbone": "backbone",
+    "data.image_size": "image_size",
+    "data.holdout": "validation",
+    "data.skip_bad": "skip_bad",
 }
 
 
@@ -50,19 +50,19 @@ class Request:
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
         if self.memory is not None and self.memory_mb is not None:
-            raise EdblError("--memory and --memory-mb both say how much to keep; give one of them")
+            raise EdblError("memory and memory_mb both say how much to keep; give one of them")
         if self.memory is not None:
             Budget.parse(self.memory)
         if self.memory_mb is not None and not 0 < self.memory_mb < math.inf:
-            raise EdblError(f"--memory-mb {self.memory_mb:g} must be a number above 0")
+            raise EdblError(f"memory_mb={self.memory_mb:g} must be a number above 0")
         if self.image_size is not None and not SIDES[0] <= self.image_size <= SIDES[1]:
-            raise EdblError(f"--image-size {self.image_size} must be {SIDES[0]} to {SIDES[1]}")
+            raise EdblError(f"image_size={self.image_size} must be {SIDES[0]} to {SIDES[1]}")
         if self.tune not in (None, "head", "all"):
-            raise unknown("value of --tune", str(self.tune), ["head", "all"])
+            raise unknown("value of tune", str(self.tune), ["head", "all"])
         if self.validation is not None and not 0 <= self.validation <= 0.5:
-            raise EdblError(f"--validation {self.validation:g} must be a share of 0 to 0.5")
+            raise EdblError(f"validation={self.validation:g} must be a share of 0 to 0.5")
         if self.seed is not None and self.seed < 0:
-            raise EdblError(f"--seed {self.seed} must be 0 or more")
+            raise EdblError(f"seed={self.seed} must be 0 or more")
 
 
 def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
@@ -74,7 +74,7 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
     found = pretrained(backbone)
     tune: Literal["head", "all"] = "all"
     if found is None and request.tune == "head":
-        raise EdblError(f"{backbone} learns from scratch, so there is nothing to freeze; leave out --tune head")
+        raise EdblError(f"{backbone} learns from scratch, so there is nothing to freeze; leave out tune=head")
     if found is not None:
         tune = cast(Literal["head", "all"], request.tune or ("all" if gpu else "head"))
     size = request.image_size or (found.image_size if found else usual_size(photos))
@@ -100,10 +100,7 @@ def change(settings: Settings, request: Request) -> Settings:
     for key in ("method", "backbone", "tune", "image_size"):
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
-            flag = key.replace("_", "-")
-            raise EdblError(
-                f"--{flag} {wanted}: this model was made with {now}, for good; leave it out, or make another"
-            )
+            raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")
     inputs_of(settings).check()
     changed = replace(
         settings,
@@ -113,9 +110,7 @@ def change(settings: Settings, request: Request) -> Settings:
     )
     changed = _asked(changed, request)
     if bad := [key for key in ("data.mean", "data.std") if changed.given.get(key) != settings.given.get(key)]:
-        raise EdblError(
-            f"--set {bad[0]}: the model has learnt with {bad[0]} as it was; make another model to change it"
-        )
+        raise EdblError(f"the model has learnt with {bad[0]} as it was; make another model to change it")
     return changed
 
 
@@ -128,7 +123,7 @@ def _asked(settings: Settings, request: Request) -> Settings:
         each = inputs.bytes_each()
         total = int(request.memory_mb * 1e6 // each)
         if not total:
-            raise EdblError(f"--memory-mb {request.memory_mb:g} holds no image: one takes up to {each / 1e6:.2g} MB")
+            raise EdblError(f"memory_mb={request.memory_mb:g} holds no image: one takes up to {each / 1e6:.2g} MB")
         memory = f"total={total}"
     return replace(settings, given=settings.given | given, memory=memory)
 
@@ -136,24 +131,24 @@ def _asked(settings: Settings, request: Request) -> Settings:
 def _check_method(name: str) -> None:
     if name.endswith(".py"):
         raise EdblError(
-            f"--method {name}: a model must need nothing but its folder, so a method in a file of its own is no choice"
+            f"method={name}: a model must need nothing but its folder, so a method in a file of its own is no choice"
         )
     if name not in methods():
         raise unknown("method", name, methods())
     if find_method(name).keeps == "all images":
-        raise EdblError(f"{name} keeps all images ever seen, which a model does not; use another --method")
+        raise EdblError(f"{name} keeps all images ever seen, which a model does not; use another method")
 
 
 def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> dict[str, Any]:
     known = Recipe.keys(method)
     checked = check_values(given, known, method)
     for key in checked:
-        if key in ELSEWHERE:
-            raise EdblError(f"--set {key}: use {ELSEWHERE[key]}")
+        if key in OWN:
+            raise EdblError(f"{key} is not for a model's recipe; it has the setting {OWN[key]}")
         if key in ("data.name", "preset") or key.startswith("stream."):
-            raise EdblError(f"--set {key}: a model has no such setting; it learns what it is given")
+            raise EdblError(f"{key}: a model has no such setting; it learns what it is given")
         if key in idle:
-            raise EdblError(f"--set {key} means nothing to a frozen backbone; leave it out, or use --tune all")
+            raise EdblError(f"{key} means nothing to a frozen backbone; leave it out, or use tune=all")
     return {key: _plain(value) for key, value in checked.items()}
 
 
