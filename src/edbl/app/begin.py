@@ -1,7 +1,7 @@
 """The beginning of an increment: photos are read, and what to learn from and what to hold out is chosen."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -46,6 +46,13 @@ class Begun:
     def files(self, rows: Sequence[int]) -> list[str]:
         """Return the file that the image of each of some rows has, if it is kept."""
         return [f"{self.digests[row]}.png" for row in rows]
+
+    def by_class(self, rows: Sequence[int]) -> dict[str, list[str]]:
+        """Return these files by class."""
+        found: dict[str, list[str]] = {}
+        for name, file in zip(self.of(rows), self.files(rows), strict=True):
+            found.setdefault(name, []).append(file)
+        return found
 
 
 def read(folder: Path) -> Begun | None:
@@ -195,7 +202,7 @@ def _split(
     for label, name in enumerate(names):
         rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d}
         share = max(1, round(settings.validation * len(rows))) if settings.validation and len(rows) >= HELD_FROM else 0
-        places = {d: place_of(settings, d) for d in rows}
+        places = {d: _place(settings, d) for d in rows}
         first = sorted(rows.keys() - learnt, key=places.__getitem__)[:share]
         chosen = {d for d in first if name not in below or places[d] < below[name]}
         new = rows.keys() - kept.get(name, set())
@@ -204,17 +211,24 @@ def _split(
     return train, held
 
 
-def place_of(settings: Settings, digest: str) -> str:
+def _place(settings: Settings, digest: str) -> str:
     """Return the place of an image in the order in which images are held out."""
     return hashlib.sha256(f"{settings.seed} {digest}".encode()).hexdigest()
 
 
-def held_below(settings: Settings, base: Contents | None) -> dict[str, str]:
-    """Return for each known class below which place no image was learnt from; in the order of another seed, none."""
-    if base is None:
-        return {}
-    same = base.bundle.settings.seed == settings.seed
-    return {known.name: known.held_below if same else "" for known in base.bundle.classes}
+def held_below(
+    settings: Settings, base: Contents | None, learnt: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
+    """Return for each class below which place no image was learnt from, neither before nor now, as file of ``learnt``.
+
+    In the order of another seed than before, that is none.
+    """
+    same = base is not None and base.bundle.settings.seed == settings.seed
+    below = {known.name: known.held_below if same else "" for known in base.bundle.classes} if base else {}
+    for name, files in (learnt or {}).items():
+        places = [_place(settings, file.removesuffix(".png")) for file in files]
+        below[name] = min([*places, below[name]] if name in below else places)
+    return below
 
 
 def now() -> str:

@@ -9,7 +9,7 @@ import io
 import math
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,6 +88,11 @@ class Score:
         return Score(self.images + other.images, self.cnn + other.cnn, self.nme + other.nme)
 
 
+def total(scores: Iterable[Score]) -> Score:
+    """Return the sum of scores."""
+    return sum(scores, Score(0, 0, 0))
+
+
 @dataclass(frozen=True)
 class Event:
     """One thing that happened to the model: an increment, or a class forgotten."""
@@ -105,7 +110,7 @@ class Event:
 
     def total(self, names: Sequence[str] | None = None) -> Score:
         """Return the score over some classes, or all."""
-        return sum((s for name, s in self.scores.items() if names is None or name in set(names)), Score(0, 0, 0))
+        return total(s for name, s in self.scores.items() if names is None or name in set(names))
 
 
 @dataclass

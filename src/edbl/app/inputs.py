@@ -16,11 +16,11 @@ import torch
 from torch import Generator, Tensor
 
 from edbl import config, store
-from edbl.app import extractor
+from edbl.app import extractor, photos
 from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings, pick
 from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
-from edbl.app.photos import Array, digest
+from edbl.app.photos import Array
 from edbl.data.augment import Views
 from edbl.data.folder import Pixels as Image
 from edbl.data.folder import bar
@@ -121,7 +121,7 @@ class Inputs(Protocol):
     def kept(self, contents: Contents, kind: str) -> Tensor:
         """Return the exemplars or the held-out images of a model on disk."""
 
-    def files(self, memory: Memory, named: Sequence[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Return the file of each exemplar, class by class; ``named`` is images that may be among them, with theirs."""
 
     def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
@@ -214,9 +214,9 @@ class Pixels:
         """Return images as their files have them."""
         return pick(contents.images, contents.bundle.files(kind), self.settings.image_size)
 
-    def files(self, memory: Memory, named: Sequence[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Name exemplars by their pixels."""
-        return [[f"{digest(pixels)}.png" for pixels in images.x.cpu().numpy()] for images in memory.classes]
+        return [photos.files(images.x.cpu().numpy()) for images in memory.classes]
 
     def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
         """Return all exemplars."""
@@ -323,7 +323,7 @@ class Features:
         """Return features, which are kept beside the files."""
         return contents.tensors[FEATURES[kind]]
 
-    def files(self, memory: Memory, named: Sequence[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Find out by its features which image an exemplar is."""
         names = {_key(views): file for x, files in named for views, file in zip(x, files, strict=True)}
         return [[names[_key(views)] for views in images.x.cpu()] for images in memory.classes]

@@ -242,20 +242,15 @@ class Increment:
         """Return what is to be said of the new model."""
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
-        below = begin.held_below(begun.settings, base)
-        named = [(self.train, begun.files(begun.train))]
-        if base:
-            named.append((self.inputs.kept(base, EXEMPLARS), base.bundle.files(EXEMPLARS)))
-        learnt, held = (_by_class(begun, rows) for rows in (begun.train, begun.held))
-        for name, exemplars in zip(model.names, self.inputs.files(model.memory, named), strict=True):
+        learnt, held = begun.by_class(begun.train), begun.by_class(begun.held)
+        below = begin.held_below(begun.settings, base, learnt)
+        for name, exemplars in zip(model.names, self.inputs.files(model.memory, self._named()), strict=True):
             entry = known.setdefault(name, Known(name, learnt=event.date))
-            digests = [begun.digests[row] for row in learnt.get(name, [])]
-            entry.images += len(digests)
-            entry.refreshed = event.date if digests and name not in new else entry.refreshed
-            places = [begin.place_of(begun.settings, digest) for digest in digests]
-            entry.held_below = min([*places, below[name]] if name in below else places)
+            entry.images += len(learnt.get(name, []))
+            entry.refreshed = event.date if name in learnt and name not in new else entry.refreshed
+            entry.held_below = below[name]
             entry.exemplars = exemplars
-            entry.validation = (entry.validation + begun.files(held.get(name, [])))[:HELD_KEPT]
+            entry.validation = (entry.validation + held.get(name, []))[:HELD_KEPT]
         return Bundle(
             settings=begun.settings,
             recipe=made_by.values(),
@@ -267,19 +262,18 @@ class Increment:
             readout=better(event.total(), model.method.readout),
         )
 
+    def _named(self) -> Iterator[tuple[Tensor, list[str]]]:
+        """Yield the images that may be exemplars now, with their files."""
+        yield self.train, self.begun.files(self.begun.train)
+        if self.base:
+            yield self.inputs.kept(self.base, EXEMPLARS), self.base.bundle.files(EXEMPLARS)
+
     def _images(self, model: Model, made: Bundle) -> dict[str, Pixels]:
         """Return the images that the new model keeps, by file name."""
         kept = set(made.files(EXEMPLARS)) | set(made.files(VALIDATION))
         rows = zip(self.begun.files(range(len(self.pixels))), self.pixels, strict=True)
         images = {file: pixels for file, pixels in rows if file in kept}
         return images | self.inputs.images([known.exemplars for known in made.classes], model.memory)
-
-
-def _by_class(begun: Begun, rows: Sequence[int]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for row, name in zip(rows, begun.of(rows), strict=True):
-        found.setdefault(name, []).append(row)
-    return found
 
 
 def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from edbl.app import bundle as disk
-from edbl.app.bundle import Bundle, Event, Known, Readout, Score
+from edbl.app.bundle import Bundle, Event, Known, Readout, Score, total
 from edbl.app.inputs import inputs_of
 from edbl.app.predict import Prediction
 from edbl.data.folder import as_text, count, shown
@@ -31,7 +31,7 @@ def report(folder: Path, bundle: Bundle) -> RenderableType:
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
     lines += [f"accuracy on held-out images, {line}" for line in _accuracy(event, old)] or ["no image was held out"]
-    before, after = _sum(event.before), _sum(event.after)
+    before, after = total(event.before.values()), total(event.after.values())
     if before.images:
         lost = ", ".join(f"{r.upper()} {_percent(before, r)} before and {_percent(after, r)} now" for r in READOUTS)
         lines.append(f"known classes on the same {before.images:,} images: {lost}")
@@ -175,9 +175,9 @@ def csv_row(p: Prediction, top: int) -> list[str]:
 
 
 def _readout(bundle: Bundle) -> str:
-    total = bundle.history[-1].total()
+    score = bundle.history[-1].total()
     what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
-    return what + (f", {_percent(total, bundle.readout)} on held-out images" if total.images else "")
+    return what + (f", {_percent(score, bundle.readout)} on held-out images" if score.images else "")
 
 
 def _when(date: str) -> str:
@@ -192,10 +192,6 @@ def _named(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f" ({', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''})"
-
-
-def _sum(scores: dict[str, Score]) -> Score:
-    return sum(scores.values(), Score(0, 0, 0))
 
 
 def _percent(score: Score, readout: Readout) -> str:
