@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -811,6 +811,24 @@ def test_other_methods(tmp_path: Path, cli: Cli, method: str) -> None:
     assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]
     assert referenced(model)
     assert len(answers(cli, model, tmp_path / "b")) == 6
+
+
+def test_exemplars_that_a_method_has_changed_are_kept_as_they_are(tmp_path: Path, cli: Cli) -> None:
+    model, first = tmp_path / "model", write_digits(tmp_path / "a", {0: 8, 1: 8})
+    options = ["--backbone", "small", "--image-size", 8, "--device", "cpu", "--method", "mnemonics"]
+    short = [word for key in ("schedule", "options.exemplars") for word in ("--set", f"{key}.epochs=2")]
+    far = ["--set", "options.exemplars.lr=100"]  # so that bytes change
+    learn(cli, model, first, *options, *short, *far, "--memory", "per_class=3")
+    learn(cli, model, write_digits(tmp_path / "b", {2: 8}))
+    bundle = store.read(model)
+    assert referenced(model)
+    given = {photos.digest(cast(Any, photos.read(path, 8).pixels)) for path in tmp_path.glob("[ab]/*/*.png")}
+    kept = {file.removesuffix(".png") for file in bundle.files(store.EXEMPLARS)}
+    assert len(kept) == 9
+    assert not kept <= given  # pixels that no photo has
+    contents, made = open_model(model, "cpu")
+    assert torch.equal(made.memory.images.x, store.pick(contents.images, bundle.files(store.EXEMPLARS), 8))
+    assert len(answers(cli, model, first)) == 16
 
 
 def test_predictions_in_three_formats(tmp_path: Path, cli: Cli) -> None:
