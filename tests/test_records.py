@@ -23,7 +23,7 @@ def make(tasks: int = 2) -> Record:
         memory="total=20",
         order="natural",
         seed=3,
-        recipe={"schedule.epochs": 2, "schedule.milestones": [1, 2], "seed": 3},
+        recipe={"schedule": {"epochs": 2, "steps": [1, 2]}, "seed": 3},
         classes=["näme", "b", "c"],
         task_sizes=sizes,
         status="done",

@@ -221,3 +221,4 @@ def _broken(folder: Path, file: str, why: str) -> EdblError:
 
 
 _HINTS = {name: hint for name, hint in get_type_hints(Record).items() if name != "confusions"}
+_HINTS["recipe"] = dict[str, object]  # by dotted key or nested: a report takes either
