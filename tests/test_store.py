@@ -57,6 +57,8 @@ def test_an_entry_comes_back_as_saved(tmp_path: Path) -> None:
     assert found(tmp_path) == (NEW, 2)
     assert store.save(tmp_path, "bare", {"a": [1, None]}) == ""
     assert store.load(tmp_path, "bare", dict[str, object]) == ({"a": [1, None]}, {})
+    store.save(tmp_path, "bare", {10: (1,), 9: 2})
+    assert store.read(tmp_path, "bare", object).value == {"10": [1], "9": 2}
     store.remove(tmp_path, "entry")
     assert names(tmp_path) == ["bare.json"]
 

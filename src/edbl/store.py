@@ -54,8 +54,8 @@ class Entry(Generic[T]):
 def save(folder: Path, name: str, value: object, tensors: "Mapping[str, Tensor] | None" = None, format: int = 1) -> str:
     """Replace an entry of a folder; return the checksum of its tensors. ``value`` is a dataclass or values by key."""
     new = folder / f"{name}{NEW}"
-    values = _by_key(value)
-    json.dumps(values, allow_nan=False)  # what JSON cannot hold is refused before anything is written
+    # As a reader will have them; what JSON cannot hold is refused before anything is written.
+    values = json.loads(json.dumps(_by_key(value), allow_nan=False))
     if new.is_file():  # of a writer that was killed, and maybe all there is of an entry
         with suppress(OSError, EdblError):
             settle(folder, name, read(folder, name, object, format).tensors)
