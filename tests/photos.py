@@ -1,20 +1,22 @@
 """Folders of small pictures for tests: scikit-learn's digits, a folder for each."""
 
-import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
+from torch import Tensor
 
-from edbl.app import bundle as store
+from edbl import store
+from edbl.app import bundle as disk
 
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none"]
 SHORT = [*QUICK, "--set", "schedule.epochs=4", "--set", "options.balance.epochs=2"]
@@ -41,9 +43,7 @@ def killed_command(arguments: Sequence[object], write: int, after: bool, log: Pa
     """Be the command ``edbl`` until the given write of a file, and die before or after it: a process's whole life."""
     import torch
 
-    from edbl import files
-    from edbl.app import bundle, learn
-    from edbl.engine import checkpoint
+    from edbl import store
 
     torch.set_num_threads(1)
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -51,16 +51,19 @@ def killed_command(arguments: Sequence[object], write: int, after: bool, log: Pa
     os.dup2(stream, 2)
     numbers = count(1)
 
-    def write_atomic(path: Path, data: bytes) -> None:
+    replacing = store.replacing
+
+    @contextmanager
+    def watched(path: Path) -> Iterator[Path]:
         number = next(numbers)
         if number == write and not after:
             os.kill(os.getpid(), signal.SIGKILL)
-        files.write_atomic(path, data)
+        with replacing(path) as temporary:
+            yield temporary
         if number == write:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for module in (bundle, learn, checkpoint):
-        setattr(module, "write_atomic", write_atomic)  # noqa: B010
+    store.replacing = watched
     sys.argv = ["edbl", *map(str, arguments)]
     from edbl.cli import main
 
@@ -81,10 +84,13 @@ def held_model(folder: Path, started: Path, end: Path) -> None:
 
 def change(model: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Change what a model says of itself, checksum included."""
-    path = model / store.MODEL
-    stored = json.loads(path.read_text())
-    del stored["sha256"]
-    edit(stored)
-    number = stored.pop("format")
-    summed = {"sha256": store.checksum(stored)} if number == store.FORMAT else {}
-    path.write_text(json.dumps({"format": number, **summed, **stored}))
+    rewrite(model / disk.MODEL, edit)
+
+
+def rewrite(path: Path, edit: Callable[[dict[str, Any]], object], tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Change the values of an entry, and its tensors if any are given, checksums included."""
+    entry = store.read(path.parent, path.stem, object)
+    values = cast(dict[str, Any], entry.value)
+    edit(values)
+    found = store.tensors_of(path.parent, path.stem, entry.tensors)
+    store.save(path.parent, path.stem, values, tensors or found or None)

@@ -14,11 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from PIL import Image
 from rich.console import Console
@@ -28,14 +27,15 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
+from edbl.app.inputs import FRESH, inputs_of
 from edbl.app.learn import HELD_KEPT, increment, measure
 from edbl.app.opening import held_out, open_model
 from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import Cli, Finished
-from tests.photos import QUICK, SHORT, change, write_digits
+from tests.photos import QUICK, SHORT, change, rewrite, write_digits
 from tests.test_bundle import referenced
 
 
@@ -205,8 +205,7 @@ def test_features_of_other_images(tmp_path: Path, cli: Cli) -> None:
             changed = (
                 {**tensors, key: damage} if damage is not None else {k: tensors[k] for k in tensors.keys() - {key}}
             )
-            safetensors.torch.save_file(changed, model / store.WEIGHTS)
-            change(model, partial(dict.update, weights=store._sum(model / store.WEIGHTS)))
+            rewrite(model / store.MODEL, lambda values: None, changed)
             assert f"is damaged: model.safetensors: {key}" in refused(cli, "predict", model, folder)
 
 
@@ -241,9 +240,7 @@ def test_a_frozen_backbone_with_other_weights_is_refused(
     assert "has an increment that was begun" in refused(cli, "forget", model, "digit 3")  # nothing was dropped
     assert cli("learn", model, "--discard").code == 0
     assert cli("forget", model, "digit 3").code == 0
-    change(model, lambda stored: stored["settings"].update(backbone_weights=""))  # as in a model of format 1
-    learn(cli, model, more)
-    assert store.read(model).settings.backbone_weights == weights
+    assert "the weights of stand-in here are not those" in refused(cli, "learn", model, more)
 
 
 def test_features_are_not_computed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -684,7 +681,7 @@ def test_links_that_are_not_followed_are_told_of(tmp_path: Path, cli: Cli) -> No
 
 def test_dropping_takes_no_other_options(tmp_path: Path, cli: Cli) -> None:
     learn(cli, tmp_path / "model", write_digits(tmp_path / "a", {0: 3, 1: 3}), *SHORT)
-    assert "--discard alone" in refused(cli, "learn", tmp_path / "model", "--discard", "--memory", "total=1")
+    assert "discard alone" in refused(cli, "learn", tmp_path / "model", "--discard", "--memory", "total=1")
 
 
 def test_a_full_disk(tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,7 +733,7 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--backbone", "reznet32"], "from scratch mlp, resnet18, resnet32, small"),
         (["--backbone", "given"], "unknown pretrained network"),
         (["--backbone", "mlp", "--tune", "head"], "nothing to freeze"),
-        (["--tune", "tail"], "unknown value of --tune"),
+        (["--tune", "tail"], "unknown value of tune"),
         (["--memory", "many"], "memory 'many' is not understood"),
         (["--memory", "total=1"], "smaller than one image for each of 2 classes"),
         (["--memory", "total=9", "--memory-mb", "1"], "give one of them"),
@@ -747,7 +744,7 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--validation", "0.9"], "must be a share"),
         (["--seed", "-1"], "must be 0 or more"),
         (["--method", "rkd", "--set", "gamma=3"], "it is an option of edbl, ib, iib, iib-kd, not of rkd"),
-        (["--set", "net.backbone=mlp"], "use --backbone"),
+        (["--set", "net.backbone=mlp"], "it has the setting backbone"),
         (["--set", "stream.phases=3"], "a model has no such setting"),
         (["--set", "nonsense"], "write KEY=VALUE"),
         (["--set", "schedule.epoch=3"], "did you mean"),
@@ -776,10 +773,10 @@ def test_settings_that_a_frozen_backbone_has_no_use_for(tmp_path: Path, cli: Cli
     options = ["--backbone", "stand-in", "--tune", "head", "--device", "cpu", "--set", "schedule.epochs=1"]
     for given in ("data.augment=crop", "pad=2", "data.mean=[0.5]", "backbone_lr=0.1", "optim.fixed_norm=true"):
         error = refused(cli, "learn", model, folder, *options, "--set", given)
-        assert "means nothing to a frozen backbone; leave it out, or use --tune all" in error
+        assert "means nothing to a frozen backbone; leave it out, or use tune=all" in error
     learn(cli, model, folder, *options, "--set", "optim.batch=4")
     more = write_digits(tmp_path / "b", {2: 3})
-    assert "--set data.cutout means nothing" in refused(cli, "learn", model, more, "--set", "data.cutout=2")
+    assert "data.cutout means nothing" in refused(cli, "learn", model, more, "--set", "data.cutout=2")
     change(model, lambda s: s["settings"]["given"].update({"data.augment": "crop"}))  # of an earlier edbl
     learn(cli, model, more)
 
@@ -814,6 +811,24 @@ def test_other_methods(tmp_path: Path, cli: Cli, method: str) -> None:
     assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]
     assert referenced(model)
     assert len(answers(cli, model, tmp_path / "b")) == 6
+
+
+def test_exemplars_that_a_method_has_changed_are_kept_as_they_are(tmp_path: Path, cli: Cli) -> None:
+    model, first = tmp_path / "model", write_digits(tmp_path / "a", {0: 8, 1: 8})
+    options = ["--backbone", "small", "--image-size", 8, "--device", "cpu", "--method", "mnemonics"]
+    short = [word for key in ("schedule", "options.exemplars") for word in ("--set", f"{key}.epochs=2")]
+    far = ["--set", "options.exemplars.lr=100"]  # so that bytes change
+    learn(cli, model, first, *options, *short, *far, "--memory", "per_class=3")
+    learn(cli, model, write_digits(tmp_path / "b", {2: 8}))
+    bundle = store.read(model)
+    assert referenced(model)
+    given = {photos.digest(cast(Any, photos.read(path, 8).pixels)) for path in tmp_path.glob("[ab]/*/*.png")}
+    kept = {file.removesuffix(".png") for file in bundle.files(store.EXEMPLARS)}
+    assert len(kept) == 9
+    assert not kept <= given  # pixels that no photo has
+    contents, made = open_model(model, "cpu")
+    assert torch.equal(made.memory.images.x, store.pick(contents.images, bundle.files(store.EXEMPLARS), 8))
+    assert len(answers(cli, model, first)) == 16
 
 
 def test_predictions_in_three_formats(tmp_path: Path, cli: Cli) -> None:
@@ -870,7 +885,7 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extractor, "default", lambda: None)
     made = settings.choose(Request(), pictures, "cpu")
     assert (made.backbone, made.tune, made.image_size, made.copies) == ("small", "all", 32, 0)
-    assert [settings.recipe(replace(made, image_size=side), 9).data.pad for side in (32, 1024)] == [4, 64]
+    assert [inputs_of(replace(made, image_size=side)).recipe(9).data.pad for side in (32, 1024)] == [4, 64]
     monkeypatch.setattr(extractor, "default", lambda: "stand-in")
     monkeypatch.setattr(extractor, "find", lambda name: StandIn())
     made = settings.choose(Request(), pictures, "cpu")
@@ -882,8 +897,8 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("images", [3, 50, 500, 50_000])
 def test_schedules_suit_the_number_of_images(images: int) -> None:
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
-    made = settings.recipe(chosen, images)
-    least, most = settings.FRESH.epochs
+    made = inputs_of(chosen).recipe(images)
+    least, most = FRESH.epochs
     assert least <= made.schedule.epochs <= most
     assert made.optim.batch <= max(2, images)
     assert made.schedule.epochs == least or images < 5000
@@ -902,7 +917,7 @@ def test_many_classes_are_shown_worst_first(without: int, said: str) -> None:
     scores = {f"c{k}": Score(0, 0, 0) if k < without else Score(10, 10 - k % 7, 10) for k in range(60)}
     event = Event("learn", "2030-01-01", [], [], 1, 1, 1.0, scores, {}, {})
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
-    made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn", "")
+    made = store.Bundle(chosen, {}, classes, [60], 1, 1, [event], "cnn")
     table, more = show.by_class(made, event)
     assert more == f"and {said}"
     assert getattr(table, "row_count") == 40  # noqa: B009
@@ -938,7 +953,7 @@ def test_a_command_that_was_interrupted_while_photos_were_read_starts_again(
 
 
 def test_a_request_is_checked_from_python_too(tmp_path: Path) -> None:
-    with pytest.raises(EdblError, match="--tune"), increment(tmp_path / "m", Request(tune="tail")):
+    with pytest.raises(EdblError, match="value of tune"), increment(tmp_path / "m", Request(tune="tail")):
         pass
 
 
@@ -1117,7 +1132,7 @@ def test_an_image_gets_another_class(
         (folder / "digit 0" / f"{number:03}.png").rename(more / "digit 1" / f"wrong {number}.png")
     error = refused(cli, "learn", model, more)
     assert "kept as 'digit 0'" in error
-    assert error.endswith("with --relabel\n"), "the new name is that of another class"
+    assert error.endswith("with relabel=true\n"), "the new name is that of another class"
     command = ["learn", model, more, "--relabel"]
     if stopped:
         with monkeypatch.context() as patch:

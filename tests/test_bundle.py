@@ -8,6 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,10 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from edbl import files
+from edbl import store as entries
 from edbl.app import bundle as store
-from edbl.app import learn
-from edbl.engine import checkpoint
 from tests.conftest import Cli
-from tests.photos import SHORT, change, held_model, killed_command, write_digits
+from tests.photos import SHORT, change, held_model, killed_command, rewrite, write_digits
 
 
 @pytest.fixture(scope="module")
@@ -95,25 +94,26 @@ def nested(depth: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda s: s.update(format=4), "written by a newer edbl"),
-        (lambda s: s.update(format="one"), "its format is 'one'"),
-        (lambda s: s.pop("classes"), "'classes' of bundle is missing or unknown"),
-        (lambda s: s.update(extra=1), "'extra' of bundle is missing or unknown"),
-        (lambda s: s.update(sizes=[2, -1]), "'sizes' has a value of the wrong kind"),
+        (lambda s: s.pop("classes"), "'classes' of values is missing"),
+        (lambda s: s.update(extra=1), "'extra' of values is unknown"),
+        (lambda s: s["classes"][0].pop("learnt"), "'learnt' of classes is missing"),
+        (lambda s: s.update(sizes=[3, -1]), "its classes do not fit"),
+        (lambda s: s.update(sizes=["2"]), "'sizes' is not a whole number"),
+        (lambda s: s.update(increments=-1), "is below 0"),
         (lambda s: s.update(sizes=[3]), "its classes do not fit"),
         (lambda s: s["classes"].append(s["classes"][0]), "its classes do not fit"),
-        (lambda s: s["settings"].update(tune="some"), "'tune' has a value of the wrong kind"),
+        (lambda s: s["settings"].update(tune="some"), "'tune' is not head or all"),
         (lambda s: s["settings"].update(image_size=100_000), "out of range"),
         (lambda s: s["classes"][0]["exemplars"].append("../../../secret.png"), "is no name of an image"),
-        (lambda s: s["history"][0].update(seconds=None), "'seconds' has a value of the wrong kind"),
-        (lambda s: s["history"][0].update(seconds=math.nan), "'seconds' has a value of the wrong kind"),
+        (lambda s: s["history"][0].update(seconds=None), "'seconds' is not a finite number"),
+        (lambda s: s["history"][0].update(seconds=True), "'seconds' is not a finite number"),
         (lambda s: s["recipe"].update(method="rkd"), "its recipe has another"),
         (lambda s: s["recipe"].pop("method"), "its recipe has another"),
         (lambda s: s["classes"][0].update(name="another"), "not those that its history ends with"),
         (lambda s: s["settings"].update(tune="head"), "its backbone learns from scratch, and is said to be frozen"),
         (lambda s: s["recipe"].update(method=["rkd"]), "its recipe has another"),
-        (lambda s: s["settings"]["given"].update(x={}), "'given' has a value of the wrong kind"),
-        (lambda s: s["recipe"].update(x=nested(400)), "'recipe' has a value of the wrong kind"),
+        (lambda s: s["settings"]["given"].update(x={}), "'given' is not a value that settings have"),
+        (lambda s: s["recipe"].update(x=nested(400)), "'recipe' is not a value that settings have"),
         (lambda s: s["history"].clear(), "not those that its history ends with"),
         (lambda s: s["history"][-1]["scores"].clear(), "not those that its history ends with"),
     ],
@@ -171,29 +171,66 @@ def test_going_on_with_an_increment_runs_no_code_of_its_own(
     model: Path, photos: Path, cli: Cli, tmp_path: Path, code: Path, given: bool
 ) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
-    path = model / store.INCREMENT / store.BEGUN
-    stored = json.loads(path.read_text())
-    del stored["sha256"]
-    (stored["settings"]["given"] if given else stored["settings"])["method"] = str(code)
-    path.write_text(json.dumps({"sha256": store.checksum(stored), **stored}))
+
+    def edit(stored: dict[str, Any]) -> None:
+        (stored["settings"]["given"] if given else stored["settings"])["method"] = str(code)
+
+    rewrite(model / store.INCREMENT / store.BEGUN, edit)
     found = cli("learn", model)
     assert found.code == 2
     assert "is damaged; drop it with" in found.err
     assert not code.with_suffix(".run").exists()
 
 
-def test_a_model_of_format_1_learns_on(model: Path, photos: Path, cli: Cli) -> None:
-    def edit(stored: dict[str, Any]) -> None:
-        stored["format"] = 1
-        del stored["settings"]["backbone_weights"]
-        for known in stored["classes"]:
-            del known["held_below"]
+@pytest.mark.parametrize(
+    ("format", "message"),
+    [("2", "it was written by a newer edbl"), ("0", "its format is 0, not 1"), ('"one"', "'one'")],
+)
+@pytest.mark.parametrize("command", ["info", "predict", "learn", "forget"])
+def test_another_format_is_refused(
+    model: Path, photos: Path, cli: Cli, command: str, format: str, message: str
+) -> None:
+    path = model / store.MODEL
+    path.write_text(path.read_text().replace('"format": 1', f'"format": {format}'))
+    found = cli(command, model, {"info": "--json", "forget": "digit 0"}.get(command, str(photos / "second")))
+    assert found.code == 2
+    assert message in found.err
+    assert len(found.err.splitlines()) == 2
 
-    change(model, edit)
-    assert cli("predict", model, photos / "second").code == 0
-    assert cli("learn", model, photos / "second").code == 0
-    assert json.loads((model / store.MODEL).read_text())["format"] == store.FORMAT == 3
-    assert [bool(known.held_below) for known in store.read(model).classes] == [False, False, True]
+
+def test_a_number_that_is_none(model: Path, cli: Cli) -> None:
+    stored = json.loads((model / store.MODEL).read_text())
+    stored["values"]["history"][0]["seconds"] = math.nan
+    stored["sha256"] = entries._sum_of(stored["values"], stored["tensors"])
+    (model / store.MODEL).write_text(json.dumps(stored))
+    assert "model.json: 'seconds' is not a finite number" in cli("info", model).err
+
+
+@pytest.mark.parametrize(
+    ("command", "parsed"),
+    [
+        (["predict", "MODEL", "PHOTOS"], 1),
+        (["info", "MODEL"], 1),
+        (["info", "MODEL", "--json"], 1),
+        (["learn", "MODEL", "PHOTOS"], 1),
+        (["rename", "MODEL", "digit 0", "nil"], 1),
+        (["forget", "MODEL", "digit 0"], 1),
+        (["learn", "NEW", "PHOTOS", *SHORT], 0),
+    ],
+)
+def test_a_command_parses_a_model_once(
+    model: Path, photos: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, command: list[object], parsed: int
+) -> None:
+    paths = {"MODEL": model, "NEW": model.with_name("new"), "PHOTOS": photos / "second"}
+    seen, read_json = [], entries.read_json
+
+    def noted(path: Path) -> dict[str, Any]:
+        seen.append(path.name)
+        return read_json(path)
+
+    monkeypatch.setattr(entries, "read_json", noted)
+    assert cli(*(paths.get(str(word), word) for word in command)).code == 0
+    assert seen.count(store.MODEL) == parsed
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 100_000])
@@ -217,9 +254,7 @@ def test_damaged_weights(model: Path, photos: Path, cli: Cli) -> None:
 
 
 def test_weights_of_another_model(model: Path, photos: Path, cli: Cli) -> None:
-    data = safetensors.torch.save({"net.head.weight": torch.zeros(2, 3)})
-    (model / store.WEIGHTS).write_bytes(data)
-    change(model, lambda s: s.update(weights=store._sum(model / store.WEIGHTS)))
+    rewrite(model / store.MODEL, lambda values: None, {"net.head.weight": torch.zeros(2, 3)})
     found = cli("predict", model, photos / "second")
     assert found.code == 2
     assert "its weights do not fit this model" in found.err
@@ -229,11 +264,10 @@ def test_weights_of_another_model(model: Path, photos: Path, cli: Cli) -> None:
 @pytest.mark.parametrize("command", ["predict", "learn", "forget"])
 def test_features_where_images_are_kept(model: Path, photos: Path, cli: Cli, command: str, key: str) -> None:
     tensors = safetensors.torch.load((model / store.WEIGHTS).read_bytes())
-    safetensors.torch.save_file({**tensors, key: torch.zeros(2, 5, 3)}, model / store.WEIGHTS)
-    change(model, lambda s: s.update(weights=store._sum(model / store.WEIGHTS)))
+    rewrite(model / store.MODEL, lambda values: None, {**tensors, key: torch.zeros(2, 5, 3)})
     found = cli(command, model, "digit 0" if command == "forget" else photos / "second")
     assert found.code == 2
-    assert f"is damaged: model.safetensors: {key} is missing, or should not be there" in found.err
+    assert f"is damaged: model.safetensors: {key} should not be there" in found.err
 
 
 @pytest.mark.parametrize("command", ["predict", "forget"])
@@ -296,7 +330,7 @@ def test_an_image_that_is_not_what_its_name_says(model: Path, photos: Path, cli:
 def test_new_weights_that_were_not_put_in_place(model: Path, photos: Path, cli: Cli) -> None:
     (model / store.WEIGHTS).rename(model / store.NEW)
     (model / store.WEIGHTS).write_bytes(b"the weights before")
-    with files.lock(model):
+    with entries.lock(model):
         assert cli("predict", model, photos / "second").code == 0  # a reader changes nothing while another works
         assert (model / store.NEW).exists()
     assert cli("predict", model, photos / "second").code == 0
@@ -361,15 +395,14 @@ def kill(arguments: list[object], write: int, after: bool, log: Path) -> bool:
 
 def writes(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> list[str]:
     """Return the names of the files that ``work`` writes, in order."""
-    names = []
+    names, replacing = [], entries.replacing
 
-    def write(path: Path, data: bytes) -> None:
+    def noted(path: Path) -> AbstractContextManager[Path]:
         names.append(path.name)
-        files.write_atomic(path, data)
+        return replacing(path)
 
     with monkeypatch.context() as patch:
-        for module in (store, learn, checkpoint):
-            patch.setattr(module, "write_atomic", write)
+        patch.setattr(entries, "replacing", noted)
         work()
     return names
 
@@ -385,7 +418,7 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
     new = store.read(whole).weights
     assert names[0] == "begun.json"
     assert names[-2:] == [store.NEW, store.MODEL]
-    middle = names.index("task-1-phase-1-epoch-1.safetensors") + 1  # a checkpoint of the second phase, half written
+    middle = names.index("task-1-phase-1-epoch-1.safetensors.new") + 1  # a checkpoint of the second phase, half written
     images = next(number for number, name in enumerate(names, 1) if name.endswith(".png"))
     last = len(names)
     moments = [(1, False), (1, True), (3, True), (middle, True), (images, True), (last - 1, False), (last - 1, True)]
@@ -419,7 +452,7 @@ def test_forgotten_images_are_gone_though_it_was_killed(
     assert all(path.exists() for path in gone)
     arguments = [command, model, *([photos / "second"] if command == "predict" else [])]
     with monkeypatch.context() as patch:
-        patch.setattr(store, "lock", unwritable)
+        patch.setattr(entries, "lock", unwritable)
         assert cli(*arguments).code == 0
     assert all(path.exists() for path in gone)
     assert cli(*arguments).code == 0
@@ -433,7 +466,7 @@ def unwritable(folder: Path) -> None:
 
 
 def test_a_reader_does_not_lock_a_model_in_order(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "lock", lambda folder: pytest.fail("locked"))
+    monkeypatch.setattr(entries, "lock", lambda folder: pytest.fail("locked"))
     store.settle(model)
 
 
@@ -448,7 +481,7 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
     found = cli("learn", model, photos / "second")
     assert found.code == 2
     assert "begun" in found.err
-    assert "--discard drops it" in found.err
+    assert f"`edbl learn {model} --discard` drops it" in found.err
     found = cli("learn", model)
     assert found.code == 0
     assert "going on with the increment begun" in found.err

@@ -2,7 +2,7 @@ import math
 import tomllib
 from dataclasses import FrozenInstanceError, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -773,3 +773,54 @@ def test_the_list_of_options_tells_origins(cli: Cli) -> None:
     assert "preset paper (Table 6)" in lines["options.gamma"]
     assert "preset paper (as printed)" in lines["options.max_rounds"]
     assert "given" in lines["stream.phases"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of what a file says."""
+
+    count: int
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a file says."""
+
+    kind: Literal["a", "b"]
+    parts: dict[str, Part]
+    places: tuple[tuple[int, ...], ...]
+    rest: list[Any]
+
+
+def test_what_a_file_says_is_fitted_to_its_types() -> None:
+    said = {"kind": "b", "parts": {"x": {"count": 2.0, "share": None}}, "places": [[1], []], "rest": ["t", 1.5, [[3]]]}
+    assert config.fit(Said, said, "file") == Said("b", {"x": Part(2, None)}, ((1,), ()), ["t", 1.5, [[3]]])
+    assert config.fit(dict[str, object], {"a": {"b": {}}}, "file") == {"a": {"b": {}}}
+    assert config.fit(float | bool | str, True, "file") is True
+    assert config.fit(int | float, 2.0, "file") == 2.0
+    assert type(config.fit(int | float, 2.0, "file")) is float
+    assert math.isnan(config.fit(list[float], [None], "file", null=math.nan)[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "c"}, "'kind' is not a or b"),
+        ({"kind": ["a"]}, "'kind' is not a or b"),
+        ({"parts": {"x": {"count": 1}}}, "'share' of parts is missing"),
+        ({"parts": {"x": {"count": 1, "share": 1, "more": 1}}}, "'more' of parts is unknown"),
+        ({"parts": {"x": {"count": 1, "share": "1"}}}, "'share' is not a finite number or null"),
+        ({"parts": {"x": [1, 2]}}, "'parts' is not an object that says what a Part is"),
+        ({"parts": []}, "'parts' is not an object, each value"),
+        ({"places": [[1.5]]}, "'places' is not a whole number"),
+        ({"places": [1]}, "'places' is not a list, each item a whole number"),
+        ({"rest": [{}]}, "'rest' is not a value that settings have"),
+        ({"rest": [[[[[1]]]]]}, "'rest' is not a value that settings have"),
+        ({"extra": 1}, "'extra' of file is unknown"),
+    ],
+)
+def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> None:
+    said = {"kind": "a", "parts": {}, "places": [], "rest": []}
+    with pytest.raises(config.Unfit, match=message):
+        config.fit(Said, said | change, "file")

@@ -359,11 +359,10 @@ def test_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Non
     else:
         write_tiny_folder(tmp_path, tiny_files())
     check_tiny(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file() and p.suffix != ".zip") == [
-        "tiny-imagenet-200.safetensors"
-    ]
+    cache = ["tiny-imagenet-200.json", "tiny-imagenet-200.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file() and p.suffix != ".zip") == cache
     (tmp_path / "other").touch()
-    modes = {(tmp_path / name).stat().st_mode for name in ("tiny-imagenet-200.safetensors", "other")}
+    modes = {(tmp_path / name).stat().st_mode for name in (*cache, "other")}
     assert len(modes) == 1, "who may read the folder may read the cache"
     monkeypatch.setattr(datasets, "_decode_tiny", None)  # from here on the cache must do
     check_tiny(tmp_path)
@@ -376,22 +375,25 @@ def test_tiny_cache_of_another_source_is_not_used(tmp_path: Path, monkeypatch: p
     check_tiny(tmp_path)
     write_tiny_folder(tmp_path, {"train/n01/images/n01_9.JPEG": jpeg(255)})
     assert len(load("tiny-imagenet", tmp_path).train) == 7
-    monkeypatch.setattr(datasets, "TINY_FORMAT", "next")
+    monkeypatch.setattr(datasets, "TINY_FORMAT", 2)
     write_tiny_folder(tmp_path, {"train/n01/images/n01_9.JPEG": jpeg(30)})  # as many files, other content
     assert round(int(load("tiny-imagenet", tmp_path).train.x[2, 0, 9, 9]), -1) == 30
     official(monkeypatch, "TINY", write_tiny_zip(tmp_path, tiny_files()))
     check_tiny(tmp_path)
 
 
-@pytest.mark.parametrize("keep", [0, 1000])
-def test_tiny_cache_that_was_cut_off_is_written_anew(tmp_path: Path, keep: int) -> None:
+@pytest.mark.parametrize("damage", ["empty", "cut", "changed", "no JSON"])
+def test_tiny_cache_that_is_damaged_is_written_anew(tmp_path: Path, damage: str) -> None:
     write_tiny_folder(tmp_path, tiny_files())
     check_tiny(tmp_path)
     cache = tmp_path / "tiny-imagenet-200.safetensors"
-    size = cache.stat().st_size
-    cache.write_bytes(cache.read_bytes()[:keep])
+    data = cache.read_bytes()
+    if damage == "no JSON":
+        cache.with_suffix(".json").unlink()
+    else:
+        cache.write_bytes({"empty": b"", "cut": data[:1000], "changed": data[:-1] + bytes([data[-1] ^ 1])}[damage])
     check_tiny(tmp_path)
-    assert cache.stat().st_size == size
+    assert cache.read_bytes() == data
 
 
 def test_tiny_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,14 +404,14 @@ def test_tiny_in_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: py
 
 
 def test_tiny_cache_that_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(tensors: object, path: Path, metadata: object) -> None:
+    def no_room(tensors: object, path: Path) -> None:
         path.write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     write_tiny_folder(tmp_path, tiny_files())
-    monkeypatch.setattr(datasets, "save_file", no_room)
+    monkeypatch.setattr("safetensors.torch.save_file", no_room)
     text = message("tiny-imagenet", tmp_path)
-    assert f"cannot write '{tmp_path / 'tiny-imagenet-200.safetensors'}': I/O error: No space left on device" in text
+    assert f"cannot write '{tmp_path}/tiny-imagenet-200.safetensors.new': I/O error: No space left on device" in text
     assert [p.name for p in tmp_path.iterdir()] == ["tiny-imagenet-200"]
 
 

@@ -18,7 +18,7 @@ import pytest
 from edbl.data import download
 from edbl.data.download import Remote
 from edbl.errors import EdblError
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import Cli
 
 CONTENT = bytes(range(256)) * 4000  # four reads' worth

@@ -1,11 +1,12 @@
 """The scikit-learn estimator: scikit-learn's own checks, increments, inputs of every kind, files."""
 
 import copy
-import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,10 +21,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import edbl
-from edbl import EDBLClassifier, EdblError
-from edbl.app import estimator
-from edbl.engine.checkpoint import digest_of
-from edbl.files import write_atomic
+from edbl import EDBLClassifier, EdblError, store
+from edbl.app.samples import Vectors
 from edbl.methods import methods
 
 Array = NDArray[Any]
@@ -328,7 +327,7 @@ def test_the_net_suits_the_samples() -> None:
 def test_parameters_reach_the_recipe() -> None:
     def recipe(samples: int = 40, **given: Any) -> edbl.Recipe:
         made = EDBLClassifier(**given)
-        return made._recipe(estimator._Vectors.first(X[:2]), samples, 0)
+        return made._recipe(Vectors.first(X[:2]), samples, 0)
 
     usual = recipe()
     assert (usual.schedule.epochs, usual.schedule.lr, usual.optim.batch, usual.optim.warmup) == (30, 0.1, 32, 5)
@@ -530,17 +529,12 @@ def test_a_crash_while_saving_leaves_the_old_or_the_new(tmp_path: Path, monkeypa
             if steps > crash_at:  # noqa: B023
                 raise KeyboardInterrupt
 
-        def write(path: Path, data: bytes, count: Any = count) -> None:
+        def replace(source: Path, target: Path, count: Any = count, move: Any = os.replace) -> None:
             count()
-            write_atomic(path, data)
-
-        def replace(self: Path, target: Path, count: Any = count, move: Any = Path.replace) -> None:
-            count()
-            move(self, target)
+            move(source, target)
 
         with monkeypatch.context() as patch:
-            patch.setattr(estimator, "write_atomic", write)
-            patch.setattr(Path, "replace", replace)
+            patch.setattr(os, "replace", replace)  # of tensors, of the JSON, and when tensors take their place
             try:
                 new.save(folder)
                 whole = True
@@ -561,20 +555,16 @@ def test_a_crash_after_a_crash_loses_nothing(tmp_path: Path, monkeypatch: pytest
     second.save(tmp_path)  # and now as if it had been killed before its last step
     (tmp_path / "estimator.safetensors").rename(tmp_path / "estimator.safetensors.new")
     (tmp_path / "estimator.safetensors").write_bytes(weights)
-    (tmp_path / ".estimator.json.0.tmp").write_text("left behind")
+    left = tmp_path / f".estimator.json.{'0' * 32}.tmp"
+    left.write_text("left behind")
     assert same(EDBLClassifier.load(tmp_path), second)
 
-    def stop(path: Path, data: bytes) -> None:
-        if path.suffix == ".json":
-            raise KeyboardInterrupt
-        path.write_bytes(data)
-
     with monkeypatch.context() as patch:
-        patch.setattr(estimator, "write_atomic", stop)
+        patch.setattr(store, "write_atomic", Mock(side_effect=KeyboardInterrupt))  # tensors are new, the JSON is not
         with pytest.raises(KeyboardInterrupt):
             first.save(tmp_path)
     assert same(EDBLClassifier.load(tmp_path), second)
-    assert not (tmp_path / ".estimator.json.0.tmp").exists()
+    assert not left.exists()
 
 
 def test_damage_is_told(tmp_path: Path) -> None:
@@ -585,6 +575,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
         (text, data[:-1]),
         (text, data[:-1] + bytes([data[-1] ^ 1])),
         (text.replace('"increments": 1', '"increments": 2'), data),
+        (text.replace('"format": 1', '"format": 0'), data),
         (text[:-9], data),
         ("[]", data),
         ("{}", data),
@@ -602,20 +593,35 @@ def test_damage_is_told(tmp_path: Path) -> None:
         EDBLClassifier.load(tmp_path / "elsewhere")
 
 
+def rewrite(folder: Path, key: str, change: dict[str, Any], format: int = 1) -> None:
+    """Change what a saved estimator says of itself, checksum included."""
+    values, tensors = store.load(folder, "estimator", cast(type[dict[str, Any]], dict[str, object]))
+    values[key] |= change
+    store.save(folder, "estimator", values, tensors, format)
+
+
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("change", "format", "match"),
     [
-        ({"format": 2, "edbl": "9.0"}, "format 2, and this edbl reads 1; it was saved by edbl 9.0"),
-        ({"sizes": [3]}, "is damaged"),
-        ({"recipe": {}}, "is damaged"),
+        ({}, 2, "has format 2, and this edbl reads format 1: it was written by a newer edbl"),
+        ({"sizes": [3]}, 1, "is damaged: what it says does not fit its tensors"),
+        ({"sizes": 3}, 1, "is damaged: estimator.json: 'sizes' is not a list, each item a whole number"),
+        ({"recipe": {}}, 1, "is damaged: its recipe names no method"),
+        ({"dtype": "nonsense"}, 1, "is damaged: what it says does not fit its tensors"),
+        ({"more": 1}, 1, "is damaged: estimator.json: 'more' of learnt is unknown"),
     ],
 )
-def test_what_another_wrote_is_told(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+def test_what_another_wrote_is_told(change: dict[str, Any], format: int, match: str, tmp_path: Path) -> None:
     quick(epochs=1).fit(*only((0, 1))).save(tmp_path)
-    values = json.loads((tmp_path / "estimator.json").read_text())["values"] | change
-    digest = digest_of((tmp_path / "estimator.safetensors").read_bytes(), values)
-    (tmp_path / "estimator.json").write_text(json.dumps({"values": values, "sha256": digest}))
+    rewrite(tmp_path, "learnt", change, format)
     with pytest.raises(EdblError, match=match):
+        EDBLClassifier.load(tmp_path)
+
+
+def test_a_parameter_that_there_is_not(tmp_path: Path) -> None:
+    quick(epochs=1).fit(*only((0, 1))).save(tmp_path)
+    rewrite(tmp_path, "parameters", {"epohcs": 1})
+    with pytest.raises(EdblError, match="is damaged: it has no parameter 'epohcs'"):
         EDBLClassifier.load(tmp_path)
 
 

@@ -12,11 +12,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
+from edbl import store
 from edbl.app import extractor
 from edbl.app.bundle import Settings
 from edbl.app.extractor import LITE0, PACKAGE, WEIGHTS, Pretrained, find
-from edbl.app.settings import build, recipe
-from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.app.inputs import inputs_of
 from edbl.errors import EdblError
 from edbl.nets.backbones import Foreign
 from edbl.nets.efficientnet import EfficientNetLite0
@@ -318,7 +318,7 @@ def test_damaged_conversions_are_made_again(kept: Path, damage: str) -> None:
     right = find(LITE0).load().state_dict()
     data = kept.read_bytes()
     if damage == "older":
-        Checkpoints(kept.parent).save(LITE0, Saved({"stem": torch.zeros(1)}, {"source": "0" * 64}))
+        store.save(kept.parent, LITE0, {"source": "0" * 64}, {"stem": torch.zeros(1)})
     else:
         kept.write_bytes(data[:-100] if damage == "cut" else data[:-1] + bytes([data[-1] ^ 1]))
     again = find(LITE0).load().state_dict()
@@ -406,7 +406,8 @@ class StandinModule(SimpleNamespace):
 def test_weights_on_features_of_either_sign_are_not_clipped() -> None:
     one = {"schedule.epochs": 1}
     settings = Settings("wa", "timm:net.a", "all", 12, "per_class=3", seed=0, validation=0.0, copies=0, given=one)
-    made = build(settings, recipe(settings, 40), "cpu")
+    inputs = inputs_of(settings)
+    made = inputs.model(inputs.recipe(40), "cpu")
     made.learn(noise(40, 12), ["a", "b"] * 20)
     made.learn(noise(40, 12), ["c", "d"] * 20)
     assert made.learner.net.head.weight.min() < 0

@@ -19,10 +19,10 @@ import edbl
 from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
 from edbl.engine import environment
-from edbl.files import lock
 from edbl.fleet import many
 from edbl.fleet.many import TRIES, Job, _work, run_many
 from edbl.fleet.mps import MPS, shared_gpu
+from edbl.store import lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 

@@ -1,10 +1,7 @@
-import errno
 import json
 import math
-import os
 from pathlib import Path
-from typing import IO, Any
-from unittest.mock import Mock
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ import torch
 
 from edbl import records
 from edbl.errors import EdblError
-from edbl.files import lock, write_atomic
 from edbl.records import Record
 
 
@@ -137,14 +133,14 @@ def test_broken_json(tmp_path: Path, text: str) -> None:
     ("changes", "words"),
     [
         ({"format": 2}, "has format 2"),
-        ({"seed": "one"}, "'seed' is not int"),
-        ({"seed": True}, "'seed' is not int"),
+        ({"seed": "one"}, "'seed' is not a whole number"),
+        ({"seed": True}, "'seed' is not a whole number"),
         ({"status": "odd"}, "'status' is not running or done or failed"),
-        ({"task_sizes": [2, "x"]}, r"'task_sizes' is not list\[int\]"),
+        ({"task_sizes": [2, "x"]}, "'task_sizes' is not a whole number"),
         ({"task_sizes": [2]}, "'task_sizes' does not fit"),
         ({"task_sizes": [3, 0]}, "'task_sizes' does not fit"),
         ({"task_sizes": [1, 2]}, "'cnn_0' is not a 1 x 1 matrix"),
-        ({"timings": [{"train": "x"}]}, "'timings' is not"),
+        ({"timings": [{"train": "x"}]}, "'timings' is not a finite number"),
         ({"classes": ["a"]}, "fewer classes"),
         ({"accuracy": {"cnn": [0.1] * 2, "nme": "x"}}, "'accuracy' is not"),
     ],
@@ -217,57 +213,7 @@ def test_broken_features(tmp_path: Path) -> None:
         records.read_features(tmp_path)
 
 
-def test_write_atomic_replaces(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, b"old")
-    write_atomic(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_lock_that_was_removed_meanwhile_keeps_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    flock = fcntl.flock
-
-    def late(file: IO[bytes], how: int) -> None:  # who had it removes it in the end
-        (tmp_path / ".lock").unlink()
-        (tmp_path / ".lock").touch()
-        flock(file, how)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(EdblError, match="another process is working in"), lock(tmp_path):
-        pass
-
-
-def test_a_file_system_without_locks_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fcntl = pytest.importorskip("fcntl")
-    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
-    with pytest.raises(EdblError, match=r"cannot lock .*: No locks available; use another file system"), lock(tmp_path):
-        pass
-
-
-@pytest.mark.parametrize("step", ["fsync", "replace"])
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_failing_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, error: BaseException
-) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, b"old")
-
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(os, step, fail)
-    with pytest.raises((EdblError, KeyboardInterrupt)) as caught:
-        write_atomic(path, b"new")
-    assert isinstance(caught.value, KeyboardInterrupt) or "No space left on device" in str(caught.value)
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_write_into_a_place_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(EdblError, match="cannot write"):
-        write_atomic(tmp_path / "missing" / "file", b"")
     (tmp_path / "plain").write_text("")
     with pytest.raises(EdblError, match="cannot make the folder"):
         records.write(make(), tmp_path / "plain" / "run")

@@ -24,7 +24,7 @@ from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.prepare import fingerprint
 from edbl.engine.progress import Progress
 from edbl.engine.step import Step
-from edbl.files import lock, write_atomic
+from edbl.store import lock, write_atomic
 from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed, last_state
 from tests.vectors import same

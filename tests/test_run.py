@@ -11,7 +11,7 @@ import edbl
 from edbl import EdblError, Recipe, run
 from edbl.data import datasets
 from edbl.engine.progress import Progress
-from edbl.files import lock
+from edbl.store import lock
 from tests.conftest import full_disk
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edbl import EdblError, records, run
-from edbl.files import lock
 from edbl.methods.options import Balancing
 from edbl.recipe import Recipe
+from edbl.store import lock
 from edbl.studies import pages
 from edbl.studies.paper import EXPERIMENTS, Column, Experiment, Row, planned, recipe_of
 from edbl.studies.shelf import Shelf, key

@@ -1,7 +1,8 @@
 """Typed settings: dataclasses that check what is put into them and know their dotted keys.
 
 A setting is a field of a frozen dataclass, declared with `option`. Settings nest; ``schedule.epochs`` is the key of
-field ``epochs`` in field ``schedule``. `build` makes an instance from dotted keys, `flatten` is its inverse.
+field ``epochs`` in field ``schedule``. `build` makes an instance from dotted keys, `flatten` is its inverse. `fit` is
+the one reader of values by type, of settings and of what JSON files say.
 """
 
 import dataclasses
@@ -9,8 +10,9 @@ import json
 import sys
 import types
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -41,11 +43,12 @@ class Leaf:
 
     def check(self, key: str, value: object) -> object:
         """Return ``value`` as this setting's type, or say what it must be."""
-        fitted = _fit(self.kind, value)
-        if fitted is None:
+        try:
+            fitted = fit(self.kind, value, key)
+        except Unfit as error:
             if self.choices:
-                raise unknown(f"value of {key}", str(value), self.choices)
-            raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}")
+                raise unknown(f"value of {key}", str(value), self.choices) from error
+            raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}") from error
         items = fitted if isinstance(fitted, tuple) else (fitted,)
         for number in (item for item in items if isinstance(item, int | float)):
             if self.least is not None and number < self.least:
@@ -55,38 +58,81 @@ class Leaf:
         return fitted
 
 
-def _fit(kind: Any, value: object) -> Any:
-    """Return ``value`` converted to ``kind`` where nothing is lost, else None."""
+class Unfit(ValueError):
+    """A value is not of the type that it should have; the message names its key."""
+
+
+def fit(kind: Any, value: object, key: str, null: float | None = None) -> Any:
+    """Return a value, as TOML, JSON or a caller gives it, converted to a type where nothing is lost.
+
+    The type may be that of a setting, a list, an object by key, a dataclass (which wants all its fields and no others)
+    or a union. `Any` is what a setting may be, texts, numbers and lists of them; `object` is anything at all. Where a
+    number should be, ``null`` is what JSON's null stands for, if for any.
+    """
     if isinstance(value, np.generic):  # such as what a loop over an array gives
         value = value.item()
-    origin = get_origin(kind)
-    if origin is Literal:
-        return next((c for c in get_args(kind) if str(c) == str(value)), None)
+    origin, inner = get_origin(kind), get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(value, dict):
+        hints = get_type_hints(kind)
+        wanted = [item.name for item in dataclasses.fields(kind) if item.init]
+        if odd := sorted(set(wanted) ^ value.keys()):
+            raise Unfit(f"'{odd[0]}' of {key} is {'missing' if odd[0] in wanted else 'unknown'}")
+        return cast(Any, kind)(**{name: fit(hints[name], value[name], name, null) for name in wanted})
     if origin in (Union, types.UnionType):
-        return next((v for v in (_fit(k, value) for k in get_args(kind)) if v is not None), None)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            return None
-        items = [_fit(get_args(kind)[0], item) for item in value]
-        return None if any(item is None for item in items) else tuple(items)
-    if kind is str:
-        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
-    if kind is bool:
-        return value if isinstance(value, bool) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
-        return None
-    if kind is int:
-        return int(value) if value == int(value) else None
-    return float(value)
+        for one in sorted(inner, key=lambda one: one is not type(value)):  # as it is, if that will do
+            with suppress(Unfit):
+                return fit(one, value, key, null)
+    elif origin is Literal and not isinstance(value, list | tuple | dict):
+        for choice in inner:
+            if str(choice) == str(value):
+                return choice
+    elif origin in (list, tuple) and isinstance(value, list | tuple):
+        return origin(fit(inner[0], item, key, null) for item in value)
+    elif origin is dict and isinstance(value, dict):
+        return {name: fit(inner[1], item, key, null) for name, item in value.items()}
+    elif kind is object or (kind is Any and _is_plain(value)) or (kind is type(None) and value is None):
+        return value
+    elif kind is float and value is None and null is not None:
+        return null
+    elif kind is bool and isinstance(value, bool):
+        return value
+    elif kind is str and isinstance(value, str | int) and not isinstance(value, bool):
+        return str(value)
+    elif kind in (int, float) and _is_finite(value) and (kind is float or value == int(value)):
+        return kind(value)
+    raise Unfit(f"'{key}' is not {_describe(kind)}")
+
+
+def _is_finite(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def _is_plain(value: object, depth: int = 3) -> bool:
+    """Tell whether a value is one that settings have: a list of lists of numbers or texts at most."""
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(item, depth - 1) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _describe(kind: Any) -> str:
-    names = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text"}
+    names = {
+        int: "a whole number",
+        float: "a finite number",
+        bool: "true or false",
+        str: "a text",
+        type(None): "null",
+        Any: "a value that settings have",
+    }
     if kind in names:
         return names[kind]
-    if get_origin(kind) is tuple:
-        return f"a list, each item {_describe(get_args(kind)[0])}"
-    return " or ".join(_describe(k) for k in get_args(kind))
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (list, tuple):
+        return f"a list, each item {_describe(inner[0])}"
+    if origin is dict:
+        return f"an object, each value {_describe(inner[1])}"
+    if origin is Literal:
+        return " or ".join(str(choice) for choice in inner)
+    return " or ".join(_describe(one) for one in inner) or f"an object that says what a {kind.__name__} is"
 
 
 def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:

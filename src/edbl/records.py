@@ -7,19 +7,19 @@ and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, once it is done, ``feat
 import io
 import json
 import math
-import types
 import zipfile
 import zlib
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from edbl import metrics
+from edbl.config import Unfit, fit
 from edbl.errors import EdblError
-from edbl.files import write_atomic
+from edbl.store import Damaged, read_json, write_atomic
 
 FORMAT = 1
 READOUTS = ("cnn", "nme")
@@ -102,10 +102,7 @@ def write(record: Record, folder: Path, *, cut: bool = False) -> None:
 def read(folder: Path) -> Record:
     """Return the record in ``folder``."""
     stored = _read_json(folder)
-    values = {name: _value(folder, stored, name, hint) for name, hint in _HINTS.items()}
-    values["seconds"] = [_number(seconds) for seconds in values["seconds"]]
-    values["timings"] = [{part: _number(s) for part, s in task.items()} for task in values["timings"]]
-    record = Record(**values)
+    record = Record(**{name: _value(folder, stored, name, hint) for name, hint in _HINTS.items()})
     record.confusions = _read_confusions(folder, stored, record.task_sizes)
     if sum(record.task_sizes[: record.finished]) > len(record.classes):
         raise _broken(folder, RECORD, "it names fewer classes than its tasks hold")
@@ -166,13 +163,11 @@ def _read_json(folder: Path) -> dict[str, Any]:
         hint = f"; the folders in it are: name them, as '{folder / runs[0]}'" if runs else ""
         raise EdblError(f"'{folder}' is not a run: it has no {RECORD}{hint}")
     try:
-        stored = json.loads(path.read_bytes())
+        stored = read_json(path)
     except OSError as error:
         raise EdblError(f"cannot read '{path}': {error.strerror}") from error
-    except ValueError as error:
-        raise _broken(folder, RECORD, f"not valid JSON ({error})") from error
-    if not isinstance(stored, dict):
-        raise _broken(folder, RECORD, "not a JSON object")
+    except Damaged as error:
+        raise _broken(folder, RECORD, error.why) from error
     if stored.get("format") != FORMAT:
         raise EdblError(
             f"'{path}' has format {stored.get('format')!r}, this edbl reads format {FORMAT}: "
@@ -184,37 +179,10 @@ def _read_json(folder: Path) -> dict[str, Any]:
 def _value(folder: Path, stored: dict[str, Any], name: str, hint: Any) -> Any:
     if name not in stored:
         raise _broken(folder, RECORD, f"'{name}' is missing")
-    if not _fits(stored[name], hint):
-        raise _broken(folder, RECORD, f"'{name}' is not {_words(hint)}")
-    return stored[name]
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Say whether a value read from JSON is of the type ``hint``; null stands for NaN."""
-    if hint is Any:
-        return True
-    if hint is float:
-        return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in args
-    if origin is list:
-        return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(item, args[1]) for item in value.values())
-    return isinstance(value, hint)
-
-
-def _words(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return " or ".join(get_args(hint))
-    return str(hint) if isinstance(hint, types.GenericAlias) else str(hint.__name__)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+    try:
+        return fit(hint, stored[name], name, null=math.nan)
+    except Unfit as error:
+        raise _broken(folder, RECORD, str(error)) from error
 
 
 def _read_confusions(folder: Path, stored: dict[str, Any], sizes: list[int]) -> dict[str, list[metrics.Confusion]]:
@@ -253,3 +221,4 @@ def _broken(folder: Path, file: str, why: str) -> EdblError:
 
 
 _HINTS = {name: hint for name, hint in get_type_hints(Record).items() if name != "confusions"}
+_HINTS["recipe"] = dict[str, object]  # by dotted key or nested: a report takes either

@@ -5,30 +5,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from edbl.app import bundle as store
-from edbl.app import photos as files
+from edbl.app import bundle as disk
+from edbl.app import photos
+from edbl.app.begin import now
 from edbl.app.bundle import Bundle, Event, Score
-from edbl.app.learn import better, measure, now
+from edbl.app.inputs import inputs_of
+from edbl.app.learn import better, measure
 from edbl.app.opening import held_out, leave_out, open_model
-from edbl.errors import EdblError, command, unknown
+from edbl.errors import EdblError, unknown
 
 
 def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
     """Remove classes with all their images, and return what is left."""
-    names = [files.class_name(name) for name in names]
-    found = store.read(folder)
-    with store.locked(folder):
+    names = [photos.class_name(name) for name in names]
+    with disk.changing(folder) as found:
         started = time.monotonic()
         for name in names:
             if name not in found.names:
                 raise unknown("class", name, found.names)
         if len(found.names) > 1 and set(names) == set(found.names):
             raise EdblError(f"these are all classes of {folder}; delete the model instead")
-        _refuse_begun(folder)
         try:
-            contents, model = open_model(folder, device)
+            contents, model = open_model(folder, device, found)
         except EdblError:  # such as lost images of the classes to forget
-            contents, model = open_model(folder, device, without=names)
+            contents, model = open_model(folder, device, found, without=names)
         contents = leave_out(contents, names)
         x, labels = held_out(contents)
         before = measure(model, x, labels)
@@ -52,20 +52,16 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         )
         bundle.history.append(event)
         bundle.readout = better(event.total(), model.method.readout)
-        tensors = {k: v for k, v in model.tensors().items() if not k.startswith("memory.")}
-        if bundle.settings.tune == "head":
-            tensors |= {"memory.x": model.memory.images.x, "validation.x": x}
-        store.write(folder, bundle, tensors, {})
+        tensors = inputs_of(bundle.settings).tensors(model, bundle, zip(labels, x, strict=True))
+        disk.write(folder, bundle, tensors, {})
         return bundle
 
 
 def rename(folder: Path, old: str, new: str) -> Bundle:
     """Give a class another name, in the model's history too."""
-    old, new = files.class_name(old), files.class_name(new)
-    store.read(folder)
-    with store.locked(folder):
-        _refuse_begun(folder)
-        contents = store.load(folder)
+    old, new = photos.class_name(old), photos.class_name(new)
+    with disk.changing(folder) as found:
+        contents = disk.load(folder, bundle=found)
         bundle = contents.bundle
         if old not in bundle.names:
             raise unknown("class", old, bundle.names)
@@ -74,7 +70,7 @@ def rename(folder: Path, old: str, new: str) -> Bundle:
             raise EdblError(f"'{old}' cannot be renamed to '{new}': {what}")
         next(known for known in bundle.classes if known.name == old).name = new
         bundle.history = _renamed(bundle.history, old, new)
-        store.write(folder, bundle, contents.tensors, {})
+        disk.write(folder, bundle, contents.tensors, {})
         return bundle
 
 
@@ -94,11 +90,3 @@ def _renamed(history: Sequence[Event], old: str, new: str) -> list[Event]:
     known = [k for k, event in enumerate(history) if new in event.scores or new in event.before]
     since = known[-1] + 1 if known else 0
     return [*history[:since], *map(changed, history[since:])]
-
-
-def _refuse_begun(folder: Path) -> None:
-    if store.begun(folder):
-        raise EdblError(
-            f"{folder} has an increment that was begun and not finished\n"
-            f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
-        )

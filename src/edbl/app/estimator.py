@@ -1,18 +1,15 @@
 """`EDBLClassifier`: a scikit-learn classifier that keeps learning new classes."""
 
-import json
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
 import safetensors.torch
-import torch
-from numpy.typing import NDArray
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -22,29 +19,23 @@ from torch import Tensor
 from torch.nn import functional
 
 import edbl
-from edbl import config
+from edbl import config, store
 from edbl.app.model import Model
+from edbl.app.samples import Array, Pictures, Vectors
 from edbl.engine import environment
-from edbl.engine.checkpoint import digest_of
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
-from edbl.files import lock, write_atomic
 from edbl.recipe import MOST_PAD, Recipe, check_values
 from edbl.schedule import Schedule
+from edbl.store import Damaged
 
-Array = NDArray[Any]
-
-FORMAT = 1  # of a saved estimator
-FAR = 4.0  # standard deviations; what a value lies further off counts by its logarithm
-LARGEST = np.finfo(np.float64).max
+NAME, FORMAT = "estimator", 1  # of a saved estimator
 MANY = 10_000  # samples of one call from which batches are of 128, not of 32
 SMALL = 16  # pixels: side of images up to which the net is `small`
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
 IDLE = ("stream.", "preset", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # keys without effect
-WEIGHTS = ("estimator.safetensors", "estimator.safetensors.new")
-TRIES = 5  # to read what another process may be saving
 PARAMETERS = {  # recipe keys that are parameters of the estimator
     "method": "method",
     "memory": "memory",
@@ -58,151 +49,67 @@ PARAMETERS = {  # recipe keys that are parameters of the estimator
 
 
 @dataclass(frozen=True)
-class _Vectors:
-    """Vectors, each feature in standard deviations from its mean, both of the samples that came first.
+class _Saved:
+    """What is saved of what was learnt, beside tensors."""
 
-    A feature that has not varied yet has scale 0 and counts as 0. It gets its scale from the first samples in which it
-    varies, which changes nothing for those that came before.
-    """
-
-    mean: Array  # [d]
-    scale: Array  # [d]
-
-    @classmethod
-    def first(cls, x: Array) -> Self:
-        """Learn mean and scale from the first samples."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            varies = x.max(0) > x.min(0)
-            return cls._checked(np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 0.0))
-
-    def later(self, x: Array) -> Self:
-        """Learn the scale of features that vary for the first time."""
-        with np.errstate(over="ignore"):
-            away = np.sqrt(np.square(x - self.mean).mean(0))
-        return self._checked(self.mean, np.where(self.scale > 0, self.scale, away))
-
-    @classmethod
-    def _checked(cls, mean: Array, scale: Array) -> Self:
-        if not np.isfinite(mean).all() or not np.isfinite(scale).all():
-            raise ValueError("X has values that are too large to compute with; scale them down")
-        return cls(mean, scale)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one vector."""
-        return self.mean.shape
-
-    def tensor(self, x: Array) -> Tensor:
-        """Return vectors as the net takes them."""
-        with np.errstate(over="ignore"):
-            z = np.clip(x - self.mean, -LARGEST, LARGEST) / np.where(self.scale > 0, self.scale, np.inf)
-        far = np.clip(np.abs(z), FAR, LARGEST)  # what is nearer stays as it is
-        return torch.from_numpy(np.clip(z, -FAR, FAR) * (1 + np.log(far / FAR))).float()
+    recipe: dict[str, Any]
+    sizes: list[int]
+    increments: int
+    samples: int
+    classes: list[Any]
+    dtype: str  # of the classes; "O" where they are texts of any length
+    shape: tuple[int, ...] | None  # of images; None for vectors
+    white: float  # of images
 
 
 @dataclass(frozen=True)
-class _Images:
-    """Images as bytes, and the mean and standard deviation of each channel in the images that came first."""
+class _File:
+    """What ``estimator.json`` says."""
 
-    shape: tuple[int, ...]  # channels, height, width
-    white: float  # the largest value: 1 or 255; 0 where only uint8 is taken
-    mean: tuple[float, ...]  # 0 to 1
-    std: tuple[float, ...]
-
-    @classmethod
-    def first(cls, x: Array) -> Self:
-        """Learn shape, range of values, mean and standard deviation from the first images."""
-        planes = _planes(x)
-        white = 0.0 if x.dtype == np.uint8 else 1.0 if planes.max() <= 1 else 255.0
-        blank = cls(planes.shape[1:], white, (), ())
-        channels = blank.tensor(x).transpose(0, 1).flatten(1)
-        share = torch.stack([channel.bincount(minlength=256) for channel in channels]) / channels.shape[1]
-        levels = torch.arange(256) / 255
-        mean = share @ levels
-        std = (share * (levels - mean.unsqueeze(1)) ** 2).sum(1).sqrt().clamp(min=1 / 255)
-        return replace(blank, mean=tuple(mean.tolist()), std=tuple(std.tolist()))
-
-    def later(self, x: Array) -> Self:
-        """Return the same: nothing is learnt from later images."""
-        return self
-
-    def tensor(self, x: Array) -> Tensor:
-        """Return images as bytes, ``[n, c, h, w]``."""
-        planes = _planes(x)
-        if planes.shape[1:] != self.shape:
-            raise ValueError(
-                f"X has images of {_size(planes.shape[1:])}, but {EDBLClassifier.__name__} was fitted with images of "
-                f"{_size(self.shape)}"
-            )
-        if planes.dtype != np.uint8:
-            if not self.white:
-                raise ValueError(f"the first images were of type uint8, and these are {x.dtype}; convert them to uint8")
-            if planes.min() < 0 or planes.max() > self.white:
-                raise ValueError(
-                    f"X has values from {planes.min():g} to {planes.max():g}; give images as uint8, or with values in "
-                    + ("0..1, as the first ones were" if self.white == 1 else "0..1 or 0..255")
-                )
-            planes = np.rint(planes * (255 / self.white)).astype(np.uint8)
-        return torch.from_numpy(np.array(planes, order="C"))
-
-
-def _planes(x: Array) -> Array:
-    """Return images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]`` as the last of these: channels are fewer."""
-    if x.ndim > 4 or 0 in x.shape:
-        raise ValueError(
-            f"X of shape {x.shape} is neither vectors [n, d] nor images [n, h, w], [n, h, w, c], [n, c, h, w]"
-        )
-    if x.ndim == 3:
-        return x[:, None]
-    return x if x.shape[1] < x.shape[3] else np.moveaxis(x, 3, 1)
-
-
-def _size(shape: tuple[int, ...]) -> str:
-    return f"{shape[0]} x {shape[1]} x {shape[2]} (channels, height, width)"
+    edbl: str  # the version that saved it
+    parameters: dict[str, bool | int | float | str | dict[str, Any] | None]
+    feature_names: list[str] | None
+    learnt: _Saved
 
 
 @dataclass(frozen=True)
 class _Learnt:
     """All that was learnt."""
 
-    input: _Vectors | _Images
+    input: Vectors | Pictures
     labels: Array  # one for each class, in the order of the model's
     model: Model
 
-    def pack(self) -> tuple[dict[str, Any], bytes]:
-        """Return it as values that JSON can hold, and bytes in the format of safetensors."""
-        model, text = self.model, self.labels.dtype.kind in "OT"
-        tensors = {k: v.detach().cpu().contiguous() for k, v in model.tensors().items()}
-        values: dict[str, Any] = {
-            "recipe": model.learner.recipe.values(),
-            "sizes": model.sizes,
-            "increments": model.increments,
-            "samples": model.seen_images,
-            "classes": self.labels.tolist(),
-            "dtype": "O" if text else self.labels.dtype.str,
-        }
-        if isinstance(self.input, _Images):
-            values |= {"shape": self.input.shape, "white": self.input.white}
-        else:
-            tensors |= {f"input.{k}": torch.from_numpy(getattr(self.input, k)) for k in ("mean", "scale")}
-        return values, safetensors.torch.save(tensors)
+    def pack(self) -> tuple[_Saved, dict[str, Tensor]]:
+        """Return it as values that JSON can hold, and tensors."""
+        model, read = self.model, self.input
+        saved = _Saved(
+            recipe=model.learner.recipe.values(),
+            sizes=model.sizes,
+            increments=model.increments,
+            samples=model.seen_images,
+            classes=self.labels.tolist(),
+            dtype="O" if self.labels.dtype.kind in "OT" else self.labels.dtype.str,
+            shape=read.shape if isinstance(read, Pictures) else None,
+            white=read.white if isinstance(read, Pictures) else 0.0,
+        )
+        return saved, model.tensors() | read.tensors()
 
     @classmethod
-    def unpack(cls, values: Mapping[str, Any], data: bytes, given: Mapping[str, object]) -> Self:
+    def unpack(cls, saved: _Saved, tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Self:
         """Return what `pack` was given; recipe values of ``given`` win over the packed ones."""
-        tensors = safetensors.torch.load(data)
-        recipe = Recipe.of(values["recipe"], given)
-        read: _Vectors | _Images
-        if "shape" in values:
-            read = _Images(tuple(values["shape"]), values["white"], recipe.data.mean, recipe.data.std)
+        recipe = Recipe.of(saved.recipe, given)
+        read: Vectors | Pictures
+        if saved.shape is not None:
+            read = Pictures(saved.shape, saved.white, recipe.data.mean, recipe.data.std)
         else:
-            read = _Vectors(*(tensors.pop(f"input.{k}").numpy() for k in ("mean", "scale")))
+            read = Vectors.of(tensors)
         model = _build(recipe, read, Progress())
-        model.load(tensors, _names(len(values["classes"])), values["sizes"])
-        model.increments, model.seen_images = values["increments"], values["samples"]
-        return cls(read, np.array(values["classes"], dtype=np.dtype(values["dtype"])), model)
+        model.load(dict(tensors), _names(len(saved.classes)), saved.sizes)
+        model.increments, model.seen_images = saved.increments, saved.samples
+        return cls(read, np.array(saved.classes, dtype=np.dtype(saved.dtype)), model)
 
-    def again(self, recipe: Recipe, read: _Vectors | _Images, progress: Progress) -> Model:
+    def again(self, recipe: Recipe, read: Vectors | Pictures, progress: Progress) -> Model:
         """Return a copy of the model, to learn on by a recipe that may be another."""
         model, old = _build(recipe, read, progress), self.model
         try:
@@ -218,7 +125,7 @@ def _names(count: int) -> list[str]:
     return [str(number) for number in range(count)]
 
 
-def _build(recipe: Recipe, read: _Vectors | _Images, progress: Progress) -> Model:
+def _build(recipe: Recipe, read: Vectors | Pictures, progress: Progress) -> Model:
     transform = recipe.data.transform(environment.pick_device(recipe.device))
     return Model(recipe, read.shape, transform, progress=progress)
 
@@ -323,7 +230,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, y = self._read(X, y, None if old is None else old.input)
         check_classification_targets(y)
         if old is None:
-            read = _Vectors.first(x) if x.ndim == 2 else _Images.first(x)
+            read = Vectors.first(x) if x.ndim == 2 else Pictures.first(x)
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         else:
             read, seed = old.input.later(x), old.model.learner.recipe.seed
@@ -349,7 +256,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _model(
-        self, read: _Vectors | _Images, samples: int, seed: int, old: _Learnt | None, progress: Progress
+        self, read: Vectors | Pictures, samples: int, seed: int, old: _Learnt | None, progress: Progress
     ) -> Model:
         """Return a model that can learn from so many samples, after what was learnt before."""
         recipe = self._recipe(read, samples, seed)
@@ -362,7 +269,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"{what} was '{was}' and is '{now}' now; call fit to begin anew with it")
         return old.again(recipe, read, progress)
 
-    def _recipe(self, read: _Vectors | _Images, samples: int, seed: int) -> Recipe:
+    def _recipe(self, read: Vectors | Pictures, samples: int, seed: int) -> Recipe:
         """Return the recipe for learning from so many samples."""
         if not isinstance(self.method, str):
             raise ValueError(f"method {self.method!r} is not the name of a method, nor a path")
@@ -379,7 +286,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                     f"'{key}' has no effect here: samples are those that are given, epochs a parameter; leave it out"
                 )
         _choice("readout", self.readout, READOUTS)
-        vectors = isinstance(read, _Vectors)
+        vectors = isinstance(read, Vectors)
         backbone = self.backbone
         if backbone == "auto":
             backbone = "mlp" if vectors else "small" if max(read.shape[1:]) <= SMALL else "resnet32"
@@ -388,6 +295,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch = self._value("batch_size", "optim.batch", 128 if samples >= MANY else 32)
         given: dict[str, object] = {
             "method": self.method,
+            "preset": "samples",
             "data.name": "digits",  # whose schedules are those of a small data set
             "memory": self.memory,
             "seed": seed,
@@ -395,7 +303,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "net.backbone": backbone,
             "optim.batch": batch,
         }
-        if isinstance(read, _Images):
+        if isinstance(read, Pictures):
             given |= {"data.mean": read.mean, "data.std": read.std, "data.pad": min(min(read.shape[1:]) // 8, MOST_PAD)}
         if "options.min_old" in known:
             given["options.min_old"] = max(1, batch // 4)
@@ -409,7 +317,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 given |= config.flatten(replace(scaled, lr=schedule.lr * (rate / usual.schedule.lr)), prefix)
         given["optim.warmup"] = min(usual.optim.warmup, epochs // 6)
         recipe = Recipe.of(given, options)
-        if isinstance(read, _Images):
+        if isinstance(read, Pictures):
             recipe.data.check(read.shape[0])
         return recipe
 
@@ -418,15 +326,15 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         value = getattr(self, parameter)
         return usual if value is None else Recipe.keys(self.method)[key].check(parameter, value)
 
-    def _read(self, X: Any, y: Any, read: _Vectors | _Images | None) -> tuple[Array, Array]:
+    def _read(self, X: Any, y: Any, read: Vectors | Pictures | None) -> tuple[Array, Array]:
         """Return checked samples, and labels unless ``y`` says that there are none."""
         predicting = isinstance(y, str)
         if (X.ndim if hasattr(X, "ndim") else np.asarray(X).ndim) < 3:
-            if isinstance(read, _Images):
+            if isinstance(read, Pictures):
                 raise ValueError(f"X is not images, but {type(self).__name__} was fitted with images")
             checked = validate_data(self, X, y, reset=read is None, dtype=np.float64)
             return (checked, np.empty(0)) if predicting else checked
-        if isinstance(read, _Vectors):
+        if isinstance(read, Vectors):
             raise ValueError(f"X is images, but {type(self).__name__} was fitted with vectors")
         if predicting:
             return check_array(X, allow_nd=True), np.empty(0)
@@ -459,38 +367,35 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())
-        return state | {"_learnt": self._learnt.pack()} if "_learnt" in state else state
+        if "_learnt" in state:
+            saved, tensors = self._learnt.pack()
+            flat = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
+            state["_learnt"] = saved, safetensors.torch.save(flat)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_learnt" in state:
-            values, data = state["_learnt"]
-            self._learnt = _Learnt.unpack(values, data, {})
+            saved, data = state["_learnt"]
+            self._learnt = _Learnt.unpack(saved, safetensors.torch.load(data), {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and all that was learnt to a folder, for `load`. A RandomState is not written."""
         check_is_fitted(self)
-        values, data = self._learnt.pack()
         parameters = {k: _plain(v) for k, v in self.get_params().items() if not isinstance(v, np.random.RandomState)}
         if self.options is not None:
             parameters["options"] = {k: _plain(v) for k, v in self.options.items()}
         names = vars(self).get("feature_names_in_")
-        values |= {"parameters": parameters, "feature_names": None if names is None else names.tolist()}
-        values |= {"format": FORMAT, "edbl": edbl.__version__}
-        try:
-            text = json.dumps({"values": values, "sha256": digest_of(data, values)}, indent=1)
-        except TypeError as error:
-            raise ValueError(f"a parameter cannot be saved: {error}") from error
+        saved, tensors = self._learnt.pack()
+        file = _File(edbl.__version__, parameters, None if names is None else names.tolist(), saved)
         folder = Path(path)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with lock(folder):
-                for left in folder.glob(".estimator.*.tmp"):  # of writers that were killed
-                    left.unlink(missing_ok=True)
-                _settle(folder)
-                write_atomic(folder / WEIGHTS[1], data)
-                write_atomic(folder / "estimator.json", text.encode())
-                _settle(folder)
+            with store.lock(folder):
+                store.sweep(folder, NAME)
+                store.save(folder, NAME, file, tensors, FORMAT)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"a parameter cannot be saved: {error}") from error
         except OSError as error:
             raise EdblError(f"cannot save to '{folder}': {error.strerror or error}") from error
 
@@ -501,63 +406,38 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         A method of your own, a .py file, is not run because a saved file names it: give ``method`` again.
         """
         folder = Path(path)
-        damaged = EdblError(f"the estimator in '{folder}' is damaged; save it again, or take a copy")
         try:
-            _, values, data = _saved(folder)
+            file, tensors = store.load(folder, NAME, _File, FORMAT)
         except OSError as error:
             raise EdblError(f"there is no estimator in '{folder}': {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise damaged from error
-        if values.get("format") != FORMAT:
+        except Damaged as error:
+            raise _damaged(folder, f"{error.file}: {error.why}") from error
+        if "method" not in file.learnt.recipe:
+            raise _damaged(folder, "its recipe names no method")
+        method = str(file.learnt.recipe["method"])
+        own = method.endswith(".py")
+        if own and "method" not in parameters:
             raise EdblError(
-                f"the estimator in '{folder}' has format {values.get('format')}, and this edbl reads {FORMAT}; "
-                f"it was saved by edbl {values.get('edbl')}"
+                f"the estimator in '{folder}' learns by a method of its own, {method}; "
+                "give that file, if you trust it, as load(path, method=FILE)"
             )
+        if odd := sorted(file.parameters.keys() - cls._get_param_names()):
+            raise _damaged(folder, f"it has no parameter '{odd[0]}'")
+        found = cls(**{**file.parameters, **parameters})
+        given = {"device": found.device} | ({"method": found.method} if own else {})
         try:
-            own = str(values["recipe"]["method"]).endswith(".py")
-            if own and "method" not in parameters:
-                raise EdblError(
-                    f"the estimator in '{folder}' learns by a method of its own, {values['recipe']['method']}; "
-                    "give that file, if you trust it, as load(path, method=FILE)"
-                )
-            found = cls(**{**values["parameters"], **parameters})
-            given = {"device": found.device} | ({"method": found.method} if own else {})
-            found._learnt = _Learnt.unpack(values, data, given)
-            found.classes_ = np.sort(found._learnt.labels)
-            found.n_features_in_ = int(np.prod(found._learnt.input.shape))
-            if values["feature_names"] is not None:
-                found.feature_names_in_ = np.array(values["feature_names"], dtype=object)
-        except (KeyError, AttributeError, RuntimeError) as error:
-            raise damaged from error
+            found._learnt = _Learnt.unpack(file.learnt, tensors, given)
+        except (KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise _damaged(folder, f"what it says does not fit its tensors ({str(error).splitlines()[0]})") from error
+        found.classes_ = np.sort(found._learnt.labels)
+        found.n_features_in_ = int(np.prod(found._learnt.input.shape))
+        if file.feature_names is not None:
+            found.feature_names_in_ = np.array(file.feature_names, dtype=object)
         return found
 
 
-def _saved(folder: Path) -> tuple[str, dict[str, Any], bytes]:
-    """Return what is saved in a folder, and the name of the file that holds the weights.
-
-    New weights wait beside the old ones until the JSON that vouches for them is written. Both may be replaced while
-    they are read, so several tries are made.
-    """
-    for _ in range(TRIES):
-        described = json.loads((folder / "estimator.json").read_bytes())
-        for name in WEIGHTS:
-            with suppress(FileNotFoundError):
-                data = (folder / name).read_bytes()
-                if digest_of(data, described["values"]) == described["sha256"]:
-                    return name, described["values"], data
-    raise ValueError("the checksum is wrong")
-
-
-def _settle(folder: Path) -> None:
-    """Let new weights take the place of the old ones if the JSON vouches for them; else they go."""
-    try:
-        name, _, _ = _saved(folder)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # nothing saved that is worth keeping
-        return
-    if name == WEIGHTS[1]:
-        (folder / name).replace(folder / WEIGHTS[0])
-    else:
-        (folder / WEIGHTS[1]).unlink(missing_ok=True)
+def _damaged(folder: Path, why: str) -> EdblError:
+    return EdblError(f"the estimator in '{folder}' is damaged: {why}\nsave it again, or take a copy")
 
 
 def _choice(what: str, value: object, known: tuple[str, ...]) -> None:

@@ -4,7 +4,6 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,19 +12,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edbl
-from edbl.app import bundle as store
+from edbl.app.bundle import EXEMPLARS, pick
+from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
 from edbl.app.opening import open_model
-from edbl.app.settings import frozen
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
-from edbl.files import write_atomic
 from edbl.methods.base import Method
 from edbl.methods.der_net import ExpandingNet
 from edbl.nets.backbones import ResNet
 from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
 from edbl.nets.net import Net
+from edbl.store import write_atomic
 
 FORMAT = "1"  # of the metadata
 TOLERANCE = 1e-4  # most by which an output may differ from the model's own
@@ -164,17 +163,17 @@ def export_folder(folder: Path | str, path: Path | str) -> tuple[Model, float]:
     """Write the model in ``folder`` to ``path``, and return it and the most by which an output differed."""
     folder, path = Path(folder), Path(path)
     _refuse_place(path)
-    store.settle(folder)
-    contents, model = open_model(folder, "cpu")
-    settings = contents.bundle.settings
-    extractor = frozen(settings)
-    write = partial(export, model, path, readout=contents.bundle.readout, settings=asdict(settings))
-    if extractor is None:
-        return model, write()
-    kept = store.load(folder, [store.EXEMPLARS])
-    images = store.pick(kept.images, kept.bundle.files(store.EXEMPLARS), settings.image_size)
-    backbone = extractor.load()
-    return model, write(backbone=backbone, mean=extractor.mean, std=extractor.std, images=images)
+    contents, model = open_model(folder, "cpu", pixels=True)
+    bundle = contents.bundle
+    worst = export(
+        model,
+        path,
+        images=pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size),
+        readout=bundle.readout,
+        settings=asdict(bundle.settings),
+        **inputs_of(bundle.settings).front(),
+    )
+    return model, worst
 
 
 def _refuse_place(path: Path) -> None:

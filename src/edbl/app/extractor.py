@@ -17,9 +17,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from edbl import store
 from edbl.data.augment import Transform
 from edbl.data.download import data_dir
-from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.errors import EdblError
 from edbl.nets.backbones import BACKBONES, Backbone, Foreign
 from edbl.nets.efficientnet import EfficientNetLite0, renamed
@@ -140,15 +140,17 @@ def _lite0(file: Path) -> Pretrained:
 
 def _loaded(file: Path) -> EfficientNetLite0:
     """Return the network; its weights are converted once and then kept beside the data sets."""
-    kept = Checkpoints(data_dir() / "pretrained")
-    weights = kept.load(LITE0)
-    if weights is None or weights.values != {"source": SHA256}:
-        weights = Saved(renamed(_unpickled(file)), {"source": SHA256})
+    folder, source = data_dir() / "pretrained", {"source": SHA256}
+    kept = store.find(folder, LITE0, dict[str, str])
+    if kept and kept[0] == source:
+        weights = kept[1]
+    else:
+        weights = renamed(_unpickled(file))
         with suppress(OSError, EdblError):  # where nothing can be kept, they are converted every time
-            kept.folder.mkdir(parents=True, exist_ok=True)
-            kept.save(LITE0, weights)
+            folder.mkdir(parents=True, exist_ok=True)
+            store.save(folder, LITE0, source, weights)
     net = EfficientNetLite0()
-    net.load_state_dict(weights.tensors)
+    net.load_state_dict(weights)
     return net
 
 

@@ -8,58 +8,61 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edbl.app import bundle as store
-from edbl.app.bundle import EXEMPLARS, VALIDATION, Contents, Known
+from edbl.app import bundle as disk
+from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Known
+from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
-from edbl.app.settings import build
 from edbl.errors import EdblError
 from edbl.recipe import Recipe
+
+
+def open_model(
+    folder: Path, device: str = "auto", bundle: Bundle | None = None, without: Sequence[str] = (), pixels: bool = False
+) -> tuple[Contents, Model]:
+    """Return a model and what is on disk of it.
+
+    A ``bundle`` is what was read of it before. Images of classes ``without`` may be missing. With ``pixels``, those of
+    exemplars are read also where the model has no use for them.
+    """
+    contents = load(folder, bundle or disk.settle(folder), without, [EXEMPLARS] if pixels else [])
+    contents = leave_out(contents, without)
+    try:
+        made = Recipe.of(contents.bundle.recipe)
+        made.data.check(channels=3)
+    except EdblError as error:
+        raise disk.damaged(folder, disk.MODEL, f"its recipe: {error}") from error
+    model = inputs_of(contents.bundle.settings).model(made, device)
+    restore(folder, model, contents)
+    return contents, model
+
+
+def load(folder: Path, bundle: Bundle, without: Sequence[str] = (), also: Sequence[str] = ()) -> Contents:
+    """Return what is on disk of a model; of kinds of images, those that it learns from and those named ``also``."""
+    inputs = inputs_of(bundle.settings)
+    contents = disk.load(folder, {*inputs.read, *also}, without, bundle)
+    if fault := inputs.fault(contents):
+        raise disk.damaged(folder, disk.WEIGHTS, fault)
+    return contents
 
 
 def restore(folder: Path, model: Model, contents: Contents) -> None:
     """Bring a model back as it was."""
     bundle = contents.bundle
     labels = [k for k, known in enumerate(bundle.classes) for _ in known.exemplars]
-    exemplars = contents.tensors.get("memory.x")
-    if exemplars is None:
-        exemplars = store.pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size)
+    exemplars = inputs_of(bundle.settings).kept(contents, EXEMPLARS)
     tensors = {**contents.tensors, "memory.x": exemplars, "memory.y": torch.tensor(labels, dtype=torch.int64)}
     try:
         model.load(tensors, bundle.names, bundle.sizes)
     except (RuntimeError, KeyError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise store.damaged(folder, store.WEIGHTS, f"its weights do not fit this model ({reason})") from error
+        raise disk.damaged(folder, disk.WEIGHTS, f"its weights do not fit this model ({reason})") from error
     model.increments, model.seen_images = bundle.increments, bundle.seen_images
 
 
 def held_out(contents: Contents) -> tuple[Tensor, list[str]]:
     """Return the held-out images that stay with a model, as it takes them, and their classes."""
-    bundle = contents.bundle
-    labels = [known.name for known in bundle.classes for _ in known.validation]
-    x = contents.tensors.get("validation.x")
-    if x is None:
-        x = store.pick(contents.images, bundle.files(VALIDATION), bundle.settings.image_size)
-    return x, labels
-
-
-def open_model(folder: Path, device: str = "auto", without: Sequence[str] = ()) -> tuple[Contents, Model]:
-    """Return a model and what is on disk of it; images of classes ``without`` may be missing."""
-    contents = load(folder, without)
-    contents = leave_out(contents, without)
-    try:
-        made = Recipe.of(contents.bundle.recipe)
-        made.data.check(channels=3)
-    except EdblError as error:
-        raise store.damaged(folder, store.MODEL, f"its recipe: {error}") from error
-    model = build(contents.bundle.settings, made, device)
-    restore(folder, model, contents)
-    return contents, model
-
-
-def load(folder: Path, without: Sequence[str] = ()) -> Contents:
-    """Return what is on disk of a model; pixels only where the model takes them."""
-    frozen = store.read(folder).settings.tune == "head"
-    return store.load(folder, () if frozen else (EXEMPLARS, VALIDATION), without)
+    labels = [known.name for known in contents.bundle.classes for _ in known.validation]
+    return inputs_of(contents.bundle.settings).kept(contents, VALIDATION), labels
 
 
 def leave_out(contents: Contents, names: Collection[str] = (), images: Collection[str] = ()) -> Contents:
@@ -68,10 +71,10 @@ def leave_out(contents: Contents, names: Collection[str] = (), images: Collectio
         return contents
 
     def left(known: Known, kind: str) -> list[bool]:
-        return [known.name not in names and file not in images for file in store.of_kind(known, kind)]
+        return [known.name not in names and file not in images for file in disk.of_kind(known, kind)]
 
     tensors, classes = dict(contents.tensors), contents.bundle.classes
-    for key, kind in (("memory.x", EXEMPLARS), ("validation.x", VALIDATION)):
+    for kind, key in FEATURES.items():
         if key in tensors:
             stay = [one for known in classes for one in left(known, kind)]
             tensors[key] = tensors[key][torch.tensor(stay, dtype=torch.bool)]
@@ -83,4 +86,6 @@ def leave_out(contents: Contents, names: Collection[str] = (), images: Collectio
         )
         for known in classes
     ]
-    return Contents(replace(contents.bundle, classes=thinned), tensors, contents.images)
+    bundle = replace(contents.bundle, classes=thinned)
+    bundle.weights = contents.bundle.weights
+    return Contents(bundle, tensors, contents.images)

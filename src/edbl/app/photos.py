@@ -148,6 +148,11 @@ def stack(pixels: Sequence[Pixels], size: int) -> Array:
     return np.stack(pixels) if pixels else np.empty((0, 3, size, size), np.uint8)
 
 
+def files(images: Array) -> list[str]:
+    """Return the names of the files that a model keeps images as."""
+    return [f"{digest(pixels)}.png" for pixels in images]
+
+
 def digest(pixels: Pixels) -> str:
     """Return the name that an image has by its pixels."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from edbl.app import photos
-from edbl.app.bundle import Readout, settle
-from edbl.app.extractor import Pretrained
-from edbl.app.model import Model
+from edbl.app.bundle import Readout
+from edbl.app.inputs import inputs_of
 from edbl.app.opening import open_model
-from edbl.app.settings import frozen
 from edbl.data.threads import in_threads
 from edbl.text import bar
 
@@ -31,10 +30,10 @@ class Predictor:
     """A model that is asked about photos."""
 
     def __init__(self, folder: Path, readout: Readout | None = None, device: str = "auto") -> None:
-        settle(folder)
         contents, self.model = open_model(folder, device)
         self.settings = contents.bundle.settings
-        self.extractor = frozen(self.settings)
+        self.inputs = inputs_of(self.settings)
+        self.inputs.check()
         self.readout: Readout = readout or contents.bundle.readout
 
     def __call__(
@@ -54,24 +53,16 @@ class Predictor:
         decoded = in_threads(lambda path: photos.read(path, size), files, "reading images")
         pixels = [found.pixels for found in decoded if found.pixels is not None]
         x = torch.from_numpy(photos.stack(pixels, size))
-        best = iter(best_of(self.model, self.extractor, x, self.readout, top))
+        best = iter(self._best(x, top) if pixels else [])
         for path, found in zip(files, decoded, strict=True):
             yield Prediction(path, [] if found.pixels is None else next(best), found.bad)
 
-
-def best_of(
-    model: Model, extractor: Pretrained | None, x: torch.Tensor, readout: Readout, top: int
-) -> list[list[tuple[str, float]]]:
-    """Return the ``top`` classes of each image, ``[n, 3, size, size]``, with their scores.
-
-    An ``extractor`` is the frozen backbone of a model that takes features.
-    """
-    if not len(x):
-        return []
-    if extractor is not None:
-        x = extractor.views(x, 0, torch.Generator(), lambda done: None, model.learner.device)
-    # Of unit vectors the distance gives the cosine.
-    scores = model.probabilities(x) if readout == "cnn" else (1 + model.nearness(x) / 2).clamp(-1, 1)
-    values, numbers = scores.topk(min(top, len(model.names)))
-    pairs = zip(numbers.tolist(), values.tolist(), strict=True)
-    return [[(model.names[k], v) for k, v in zip(*pair, strict=True)] for pair in pairs]
+    def _best(self, pixels: Tensor, top: int) -> list[list[tuple[str, float]]]:
+        """Return the ``top`` classes of each image, ``[n, 3, size, size]``, with their scores."""
+        model = self.model
+        x = self.inputs.asked(pixels, model.learner.device)
+        # Of unit vectors the distance gives the cosine.
+        scores = model.probabilities(x) if self.readout == "cnn" else (1 + model.nearness(x) / 2).clamp(-1, 1)
+        values, numbers = scores.topk(min(top, len(model.names)))
+        pairs = zip(numbers.tolist(), values.tolist(), strict=True)
+        return [[(model.names[k], v) for k, v in zip(*pair, strict=True)] for pair in pairs]

@@ -11,8 +11,9 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from edbl.app import bundle as store
-from edbl.app.bundle import Bundle, Event, Known, Readout, Score
+from edbl.app import bundle as disk
+from edbl.app.bundle import Bundle, Event, Known, Readout, Score, total
+from edbl.app.inputs import inputs_of
 from edbl.app.predict import Prediction
 from edbl.errors import command
 from edbl.text import as_text, count, shown
@@ -30,7 +31,7 @@ def report(folder: Path, bundle: Bundle) -> RenderableType:
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
     lines += [f"accuracy on held-out images, {line}" for line in _accuracy(event, old)] or ["no image was held out"]
-    before, after = _sum(event.before), _sum(event.after)
+    before, after = total(event.before.values()), total(event.after.values())
     if before.images:
         lost = ", ".join(f"{r.upper()} {_percent(before, r)} before and {_percent(after, r)} now" for r in READOUTS)
         lines.append(f"known classes on the same {before.images:,} images: {lost}")
@@ -86,16 +87,15 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     s = bundle.settings
     lines = [
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
-        + (" (frozen)" if s.tune == "head" else "")
-        + f", images of {s.image_size} x {s.image_size}",
+        + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}",
         memory(folder, bundle),
         f"predictions by {_readout(bundle)}",
         f"seed {s.seed}, {s.validation:.0%} of images held out"
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
-    if left := store.orphans(folder, bundle):
+    if left := disk.orphans(folder, bundle):
         lines.append(f"{count(left, 'image')} that the model does not keep any more could not be removed")
-    if store.begun(folder):
+    if disk.begun(folder):
         lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
     past = Table(box=None, pad_edge=False)
     for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
@@ -122,9 +122,9 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
 def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
     """Return the same for programs."""
     values = dataclasses.asdict(bundle)
-    values["exemplars"] = len(bundle.files(store.EXEMPLARS))
-    values["exemplar_bytes"] = store.memory_bytes(folder, bundle)
-    values["increment_begun"] = store.begun(folder)
+    values["exemplars"] = len(bundle.files(disk.EXEMPLARS))
+    values["exemplar_bytes"] = disk.memory_bytes(folder, bundle)
+    values["increment_begun"] = disk.begun(folder)
     for known, entry in zip(bundle.classes, values["classes"], strict=True):
         entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
     for event, entry in zip(bundle.history, values["history"], strict=True):
@@ -134,10 +134,10 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
 
 def memory(folder: Path, bundle: Bundle) -> str:
     """Return what a model remembers, in words."""
-    files = bundle.files(store.EXEMPLARS)
-    megabytes = f"{store.memory_bytes(folder, bundle) / 1e6:.2f} MB"
-    features = " with their features" if bundle.settings.tune == "head" else ""
-    return f"memory: {count(files, 'image')}, {megabytes}{features} ({bundle.settings.memory})"
+    files = bundle.files(disk.EXEMPLARS)
+    megabytes = f"{disk.memory_bytes(folder, bundle) / 1e6:.2f} MB"
+    note = inputs_of(bundle.settings).memory_note
+    return f"memory: {count(files, 'image')}, {megabytes}{note} ({bundle.settings.memory})"
 
 
 def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
@@ -175,9 +175,9 @@ def csv_row(p: Prediction, top: int) -> list[str]:
 
 
 def _readout(bundle: Bundle) -> str:
-    total = bundle.history[-1].total()
+    score = bundle.history[-1].total()
     what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
-    return what + (f", {_percent(total, bundle.readout)} on held-out images" if total.images else "")
+    return what + (f", {_percent(score, bundle.readout)} on held-out images" if score.images else "")
 
 
 def _when(date: str) -> str:
@@ -192,10 +192,6 @@ def _named(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f" ({', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''})"
-
-
-def _sum(scores: dict[str, Score]) -> Score:
-    return sum(scores.values(), Score(0, 0, 0))
 
 
 def _percent(score: Score, readout: Readout) -> str:

@@ -38,7 +38,7 @@ def learn(
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
-    from edbl.app import bundle as store
+    from edbl.app import bundle as disk
     from edbl.app import show
     from edbl.app.learn import increment
     from edbl.app.settings import Request
@@ -59,7 +59,7 @@ def learn(
     )
 
     def how() -> str:
-        begun = store.begun(model)
+        begun = disk.begun(model)
         return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
 
     with (
@@ -124,10 +124,9 @@ def info(
 ) -> None:
     """Show what a model knows, remembers and has been through."""
     from edbl.app import show
-    from edbl.app.bundle import read, settle
+    from edbl.app.bundle import settle
 
-    settle(model)
-    bundle = read(model)
+    bundle = settle(model)
     if as_json:
         print(json.dumps(show.info_values(model, bundle), indent=1))
     else:

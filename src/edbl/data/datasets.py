@@ -2,7 +2,6 @@
 
 import gzip
 import io
-import json
 import math
 import os
 import struct
@@ -18,17 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch.nn import functional
 
+from edbl import store
 from edbl.data import download
 from edbl.data.download import Remote
 from edbl.data.folder import load_folder
 from edbl.data.images import Dataset, Images
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError, unknown
-from edbl.files import replacing
 
 CIFAR10 = Remote(
     name="cifar-10-binary.tar.gz",
@@ -79,7 +76,8 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-TINY_FORMAT = "1"  # of the cache; a change of how images are read or ordered needs a new one
+TINY_CACHE = "tiny-imagenet-200"
+TINY_FORMAT = 1  # of the cache; a change of how images are read or ordered needs a new one
 TINY_CHUNK = 256  # images that one thread reads at a time
 
 
@@ -167,10 +165,9 @@ def load_tiny(folder: Path) -> Dataset:
     next call finds them.
     """
     archive, unpacked = folder / TINY.name, folder / "tiny-imagenet-200"
-    cache = folder / "tiny-imagenet-200.safetensors"
     names = [] if archive.exists() or not unpacked.is_dir() else _file_names(unpacked)
     source = f"zip {TINY.md5}" if archive.exists() else f"folder of {len(names)} files" if names else ""
-    dataset = _read_cache(cache, source)
+    dataset = _read_cache(folder, source)
     if dataset:
         return dataset
     if archive.exists():
@@ -184,7 +181,7 @@ def load_tiny(folder: Path) -> Dataset:
     if not os.access(folder, os.W_OK):
         note = f"{folder} cannot be written to: the images will be decoded again each time"
         return replace(dataset, notes=(*dataset.notes, note))
-    _write_cache(cache, source, dataset)
+    _write_cache(folder, source, dataset)
     return dataset
 
 
@@ -391,41 +388,32 @@ def _tiny(train: Images, test: Images, classes: tuple[str, ...]) -> Dataset:
     return Dataset("tiny-imagenet", train, test, classes, _odd_counts(train, test, 100_000, 10_000))
 
 
-def _read_cache(path: Path, source: str) -> Dataset | None:
-    """Return the decoded images kept at ``path`` if they are of this source, or if they are all there is."""
-    if not path.exists():
+@dataclass(frozen=True)
+class _Cached:
+    """What the decoded images of Tiny-ImageNet were read from, and their classes."""
+
+    source: str
+    classes: tuple[str, ...]
+
+
+def _read_cache(folder: Path, source: str) -> Dataset | None:
+    """Return the decoded images kept in a folder if they are of this source, or if they are all there is."""
+    found = store.find(folder, TINY_CACHE, _Cached, TINY_FORMAT)
+    if found is None or source not in ("", found[0].source):
         return None
-    try:
-        with safe_open(path, framework="pt") as file:
-            meta = file.metadata() or {}
-            if meta.get("format") != TINY_FORMAT or source not in ("", meta.get("source")):
-                return None
-            train, test = (Images(file.get_tensor(f"{s}.x"), file.get_tensor(f"{s}.y")) for s in ("train", "test"))
-            return _tiny(train, test, tuple(json.loads(meta["classes"])))
-    except SafetensorError:
-        return None  # cut off or not ours: it is written anew
+    cached, tensors = found
+    train, test = (Images(tensors[f"{s}.x"], tensors[f"{s}.y"]) for s in ("train", "test"))
+    return _tiny(train, test, cached.classes)
 
 
-def _write_cache(path: Path, source: str, dataset: Dataset) -> None:
-    tensors = {
-        "train.x": dataset.train.x,
-        "train.y": dataset.train.y,
-        "test.x": dataset.test.x,
-        "test.y": dataset.test.y,
-    }
-    meta = {"format": TINY_FORMAT, "source": source, "classes": json.dumps(dataset.classes)}
-    for left in path.parent.glob(f".{path.name}.*.tmp"):
+def _write_cache(folder: Path, source: str, dataset: Dataset) -> None:
+    splits = {"train": dataset.train, "test": dataset.test}
+    tensors = {f"{name}.{part}": getattr(images, part) for name, images in splits.items() for part in ("x", "y")}
+    for left in folder.glob(f".{TINY_CACHE}.*.tmp"):
         if time.time() - left.stat().st_mtime > download.ABANDONED:
             left.unlink(missing_ok=True)
     try:
-        with replacing(path) as part:
-            part.touch()
-            mode = part.stat().st_mode
-            try:
-                save_file(tensors, part, meta)  # for this user alone, where others may share the folder
-            except SafetensorError as error:
-                raise OSError(str(error)) from error
-            part.chmod(mode)
+        store.save(folder, TINY_CACHE, _Cached(source, dataset.classes), tensors, TINY_FORMAT)
     except EdblError as error:
         raise EdblError(f"{error}\nmake room there, or set another data folder") from error
 

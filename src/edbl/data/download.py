@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from edbl.errors import EdblError, command
-from edbl.files import LOCK, lock
+from edbl.store import LOCK, lock
 
 TIMEOUT = 30.0  # seconds without a single byte
 CHUNK = 1 << 18  # bytes read at once

@@ -1,23 +1,20 @@
-"""Checkpoints: safetensors plus JSON, written atomically, trusted only if their checksum is right.
+"""Checkpoints: tensors and values, trusted only if their checksum is right.
 
 ``task-2`` is the state after task 2 (net and memory), ``task-3-phase-0`` the net after that phase of task 3, and
 ``task-3-phase-1-epoch-17`` the net and the optimiser after 17 epochs of the next one. A run goes on from the newest
 state whose whole chain is intact.
 """
 
-import hashlib
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 from torch import Tensor
 
-from edbl.files import write_atomic
+from edbl import store
 from edbl.nets.net import Net
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
@@ -42,23 +39,14 @@ class Checkpoints:
         self.folder = folder
 
     def save(self, name: str, saved: Saved) -> None:
-        """Write a checkpoint: the tensors first, then the JSON that vouches for them."""
+        """Write a checkpoint."""
         self.folder.mkdir(exist_ok=True)
-        data = safetensors.torch.save({k: v.detach().cpu().contiguous() for k, v in saved.tensors.items()})
-        write_atomic(self.folder / f"{name}.safetensors", data)
-        text = json.dumps({"values": saved.values, "sha256": digest_of(data, saved.values)}, indent=1)
-        write_atomic(self.folder / f"{name}.json", text.encode())
+        store.save(self.folder, name, saved.values, saved.tensors)
 
     def load(self, name: str) -> Saved | None:
         """Return a checkpoint, or None if it is missing, truncated or altered."""
-        try:
-            data = (self.folder / f"{name}.safetensors").read_bytes()
-            described = json.loads((self.folder / f"{name}.json").read_bytes())
-            if described["sha256"] != digest_of(data, described["values"]):
-                return None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
-        return Saved(safetensors.torch.load(data), described["values"])
+        found = store.find(self.folder, name, dict[str, object])
+        return Saved(found[1], found[0]) if found else None
 
     def newest_task(self, below: int) -> tuple[int, Saved] | None:
         """Return the newest intact state after a task before ``below``."""
@@ -71,13 +59,12 @@ class Checkpoints:
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, intact or not."""
-        return sorted({path.stem for path in self.folder.glob("task-*.*")})
+        return sorted({path.name.partition(".")[0] for path in self.folder.glob("task-*.*")})
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete checkpoints."""
         for name in names:
-            (self.folder / f"{name}.json").unlink(missing_ok=True)
-            (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
+            store.remove(self.folder, name)
 
     def save_task(self, task: int, tensors: dict[str, Tensor]) -> None:
         """Write the state after a task, and delete what nothing would go on from any more."""
@@ -106,13 +93,6 @@ class Checkpoints:
                 if saved is not None:
                     return number, saved
         return None
-
-
-def digest_of(data: bytes, values: Mapping[str, Any]) -> str:
-    """Return the checksum of tensors and of the values that go with them."""
-    digest = hashlib.sha256(data)
-    digest.update(json.dumps(values, sort_keys=True).encode())
-    return digest.hexdigest()
 
 
 def net_tensors(net: Net) -> dict[str, Tensor]:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from edbl import records
 from edbl.errors import EdblError, command
-from edbl.files import LOCK, TEMPORARY
 from edbl.recipe import RECIPE, Recipe
+from edbl.store import LOCK, TEMPORARY
 
 
 def default_folder(recipe: Recipe) -> Path:

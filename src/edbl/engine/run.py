@@ -15,9 +15,9 @@ from edbl.engine.learner import stopwatch
 from edbl.engine.prepare import Prepared
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError
-from edbl.files import lock, sweep, write_atomic
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
+from edbl.store import lock, sweep, write_atomic
 
 
 class Start(Protocol):

@@ -35,11 +35,11 @@ from edbl.engine.prepare import method_digest
 from edbl.engine.progress import Count
 from edbl.engine.run import resume, run
 from edbl.errors import EdblError
-from edbl.files import lock
 from edbl.fleet import starts
 from edbl.fleet.mps import shared_gpu
 from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
+from edbl.store import lock
 
 REFRESH = 0.5  # seconds between looks at the runs
 TRIES = 3  # times that runs begin or go on, while processes are killed

@@ -12,10 +12,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from edbl.errors import EdblError
-from edbl.files import write_atomic
 from edbl.records import Record, read, read_features
 from edbl.report import plots
 from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups, images_of
+from edbl.store import write_atomic
 from edbl.text import count
 
 DIGITS = 2

@@ -25,9 +25,9 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from edbl.errors import EdblError
-from edbl.files import write_atomic
 from edbl.metrics import Confusion
 from edbl.report.tables import Group
+from edbl.store import write_atomic
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or on a light page.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

@@ -14,10 +14,10 @@ from sklearn.neighbors import NearestNeighbors
 from edbl import records
 from edbl.config import toml_value
 from edbl.errors import EdblError, unknown
-from edbl.files import write_atomic
 from edbl.records import READOUTS
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
+from edbl.store import write_atomic
 from edbl.studies.paper import (
     BUDGETS,
     EDBL,

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from edbl import records
 from edbl.errors import EdblError
-from edbl.files import write_atomic
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
+from edbl.store import write_atomic
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run
 

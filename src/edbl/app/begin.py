@@ -1,0 +1,237 @@
+"""The beginning of an increment: photos are read, and what to learn from and what to hold out is chosen."""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from edbl import store
+from edbl.app import bundle as disk
+from edbl.app import photos
+from edbl.app.bundle import IMAGES, INCREMENT, Bundle, Contents, Settings
+from edbl.app.inputs import inputs_of
+from edbl.app.photos import Photo
+from edbl.app.settings import Request, change, choose
+from edbl.data.folder import image_notes
+from edbl.errors import EdblError, command
+from edbl.memory import Budget
+from edbl.text import count, first, shown
+
+NAME = "begun"  # of the entry that an increment is
+HELD_FROM = 5  # images that a class needs to give any for validation
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Begun:
+    """An increment that was begun: what was asked for, and what its images are."""
+
+    request: Request
+    began: str
+    number: int  # increments before it
+    base: str  # SHA-256 of the weights that it starts from; empty for a new model
+    settings: Settings
+    names: list[str]
+    labels: list[int]  # of each row of the images, a number into ``names``
+    digests: list[str]  # of each row; empty for a file that could not be read
+    train: list[int]  # rows to learn from
+    held: list[int]  # rows to measure with
+    moved: list[str]  # files of images that the model keeps as another class than they are given
+
+    def of(self, rows: Sequence[int]) -> list[str]:
+        """Return the class of each of some rows."""
+        return [self.names[self.labels[row]] for row in rows]
+
+    def files(self, rows: Sequence[int]) -> list[str]:
+        """Return the file that the image of each of some rows has, if it is kept."""
+        return [f"{self.digests[row]}.png" for row in rows]
+
+    def by_class(self, rows: Sequence[int]) -> dict[str, list[str]]:
+        """Return these files by class."""
+        found: dict[str, list[str]] = {}
+        for name, file in zip(self.of(rows), self.files(rows), strict=True):
+            found.setdefault(name, []).append(file)
+        return found
+
+
+def read(folder: Path) -> Begun | None:
+    """Return the increment that was begun in a model's folder, if one was."""
+    if not disk.begun(folder):
+        return None
+    try:
+        begun = store.read(folder / INCREMENT, NAME, Begun).value
+    except EdblError as error:
+        raise unusable(folder) from error
+    rows = range(len(begun.labels))
+    fits = len(begun.digests) == len(rows) and all(row in rows for row in begun.train + begun.held)
+    if disk.foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
+        raise unusable(folder)
+    return begun
+
+
+def unusable(folder: Path) -> EdblError:
+    """Return the error for a begun increment that is damaged."""
+    return EdblError(
+        f"the increment begun in {folder} is damaged; drop it with {command('learn', folder, '--discard')}"
+    )
+
+
+def begin(folder: Path, request: Request, base: Contents | None, device: str, say: Say) -> Begun:
+    """Read all photos, and choose what to learn from and what to hold out."""
+    found, notes = photos.find([Path(name) for name in request.folders])
+    settings = change(base.bundle.settings, request) if base else choose(request, found, device)
+    drop(folder, say)  # only now, when the new one makes sense
+    (folder / INCREMENT).mkdir()
+    try:
+        begun = _read(folder, request, base, settings, found, notes)
+    except BaseException:
+        disk.discard(folder)  # no copies of photos stay that nobody will learn from
+        raise
+    for note in notes:
+        say(f"note: {note}")
+    return begun
+
+
+def drop(folder: Path, say: Say) -> None:
+    """Drop what was begun, if anything was, and say so."""
+    if disk.begun(folder):
+        say("the increment that was begun is dropped")
+    disk.discard(folder)
+
+
+def _read(
+    folder: Path,
+    request: Request,
+    base: Contents | None,
+    settings: Settings,
+    found: Sequence[Photo],
+    notes: list[str],
+) -> Begun:
+    """Read the photos that were found, and begin an increment with them."""
+    place = folder / INCREMENT
+    results = photos.read_into(place / IMAGES, found, settings.image_size)
+    notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
+    names = list(dict.fromkeys(photo.name for photo in found))
+    notes += photos.alike(names, base.bundle.names if base else [])
+    number = {name: k for k, name in enumerate(names)}
+    labels, digests = [number[photo.name] for photo in found], [d for _, d in results]
+    readable = {label for label, d in zip(labels, digests, strict=True) if d}
+    if empty := [name for name in names if number[name] not in readable]:
+        raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
+    _check_twins(found, digests)
+    moved = _moved(folder, request, found, digests, base.bundle) if base else []
+    train, held = _split(names, labels, digests, settings, base)
+    known = base.bundle.names if base else []
+    if not train:
+        raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
+    if repeated := sum(map(bool, digests)) - len(train) - len(held):
+        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or kept by the model already")
+    Budget.parse(settings.memory).check(len({*known, *names}))
+    inputs_of(settings).recipe(len(train))  # what settings make impossible is said before anything is begun
+    begun = Begun(
+        request=request,
+        began=now(),
+        number=base.bundle.increments if base else 0,
+        base=base.bundle.weights if base else "",
+        settings=settings,
+        names=names,
+        labels=labels,
+        digests=digests,
+        train=train,
+        held=held,
+        moved=moved,
+    )
+    store.save(place, NAME, begun)
+    return begun
+
+
+def _check_twins(found: Sequence[Photo], digests: Sequence[str]) -> None:
+    """Refuse images that are given as those of two classes."""
+    met: dict[str, Photo] = {}
+    twins = []
+    for photo, digest in zip(found, digests, strict=True):
+        if digest and (other := met.setdefault(digest, photo)).name != photo.name:
+            twins.append(f"{shown(photo.path)} as '{photo.name}' and {shown(other.path)} as '{other.name}'")
+    if twins:
+        raise EdblError(f"the same image is given as two classes: {first(twins)}\nremove it from one of them")
+
+
+def _moved(folder: Path, request: Request, found: Sequence[Photo], digests: Sequence[str], bundle: Bundle) -> list[str]:
+    """Return the files of images that the model keeps as another class than they are given, which must be wanted."""
+    owners: dict[str, list[str]] = {}
+    for known in bundle.classes:
+        for file in known.exemplars + known.validation:
+            owners.setdefault(file.removesuffix(".png"), []).append(known.name)
+    moved = [
+        (photo, digest, names[0])
+        for photo, digest in zip(found, digests, strict=True)
+        if photo.name not in (names := owners.get(digest, [photo.name]))
+    ]
+    if moved and not request.relabel:
+        photo, _, name = moved[0]
+        named = first([f"{shown(p.path)}, given as '{p.name}', kept as '{owner}'" for p, _, owner in moved])
+        renamed = f"; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
+        raise EdblError(
+            f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
+            f"with relabel=true{renamed if photo.name not in bundle.names else ''}"
+        )
+    gone = {f"{digest}.png" for _, digest, _ in moved}
+    if bare := [known.name for known in bundle.classes if known.exemplars and gone.issuperset(known.exemplars)]:
+        raise EdblError(
+            f"with relabel=true, class '{bare[0]}' would keep no image: leave it some\n"
+            f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
+        )
+    return sorted(gone)
+
+
+def _split(
+    names: Sequence[str], labels: Sequence[int], digests: Sequence[str], settings: Settings, base: Contents | None
+) -> tuple[list[int], list[int]]:
+    """Return the rows to learn from and those to hold out.
+
+    Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from,
+    and one that it may have learnt from, as whatever class, is not measured with. The choice depends on pixels and seed
+    alone, not on the names or the order of files, and is the same for the same images when they come again.
+    """
+    known = base.bundle.classes if base else []
+    kept = {k.name: {file.removesuffix(".png") for file in k.exemplars + k.validation} for k in known}
+    learnt = {file.removesuffix(".png") for k in known for file in k.exemplars}
+    below = held_below(settings, base)
+    train, held = [], []
+    for label, name in enumerate(names):
+        rows = {d: row for row, d in enumerate(digests) if labels[row] == label and d}
+        share = max(1, round(settings.validation * len(rows))) if settings.validation and len(rows) >= HELD_FROM else 0
+        places = {d: _place(settings, d) for d in rows}
+        first = sorted(rows.keys() - learnt, key=places.__getitem__)[:share]
+        chosen = {d for d in first if name not in below or places[d] < below[name]}
+        new = rows.keys() - kept.get(name, set())
+        held += sorted(rows[d] for d in new & chosen)
+        train += sorted(rows[d] for d in new - chosen)
+    return train, held
+
+
+def _place(settings: Settings, digest: str) -> str:
+    """Return the place of an image in the order in which images are held out."""
+    return hashlib.sha256(f"{settings.seed} {digest}".encode()).hexdigest()
+
+
+def held_below(
+    settings: Settings, base: Contents | None, learnt: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, str]:
+    """Return for each class below which place no image was learnt from, neither before nor now, as file of ``learnt``.
+
+    In the order of another seed than before, that is none.
+    """
+    same = base is not None and base.bundle.settings.seed == settings.seed
+    below = {known.name: known.held_below if same else "" for known in base.bundle.classes} if base else {}
+    for name, files in (learnt or {}).items():
+        places = [_place(settings, file.removesuffix(".png")) for file in files]
+        below[name] = min([*places, below[name]] if name in below else places)
+    return below
+
+
+def now() -> str:
+    """Return the date and time, as a model's history has them."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,407 @@
+"""What a model learns from: pixels, where its backbone learns too, or features, where a frozen one computes them.
+
+`inputs_of` is the one place where the two part; all else asks what it gives.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, cast
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from edbl import config, store
+from edbl.app import extractor, photos
+from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings, pick
+from edbl.app.extractor import SCRATCH, Pretrained
+from edbl.app.model import Model
+from edbl.app.photos import Array
+from edbl.data.augment import Views
+from edbl.data.folder import Pixels as Image
+from edbl.engine.environment import pick_device
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError
+from edbl.memory import Memory
+from edbl.methods import find_method
+from edbl.nets.backbones import Backbone, Foreign
+from edbl.recipe import MOST_PAD, Recipe
+from edbl.schedule import Schedule
+from edbl.seeds import Seeds
+from edbl.text import bar
+
+COPIES = 4  # changed copies of each image whose features a frozen model learns from
+PART = 64  # images whose features are computed between two saves
+CPU = torch.device("cpu")
+UNFROZEN = frozenset(  # keys about pixels, or about a backbone that learns
+    {
+        *(f"data.{name}" for name in ("augment", "pad", "brightness", "cutout", "mean", "std")),
+        "optim.backbone_lr",
+        "optim.fixed_norm",
+        "evaluation.nme_flips",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How long and how fast a net learns an increment."""
+
+    epochs: tuple[int, int]  # least, and most for the sake of `steps`
+    steps: int  # updates that an increment of few images should come to
+    batch: int
+    lr: float  # where the backbone is frozen: for features of length 1
+    balance_lr: float
+    warmup: int
+    weight_decay: float
+    max_rounds: int  # of mixing
+    backbone_lr: float = 1.0  # as a part of lr and balance_lr
+    fixed_norm: bool = False
+
+
+FROZEN = Preset(
+    epochs=(15, 100), steps=300, batch=64, lr=6.0, balance_lr=2.0, warmup=2, weight_decay=2e-4, max_rounds=8
+)
+TUNED = Preset(
+    epochs=(10, 60),
+    steps=300,
+    batch=32,
+    lr=0.02,
+    balance_lr=0.007,
+    warmup=1,
+    weight_decay=2e-4,
+    max_rounds=2,
+    backbone_lr=0.01,  # with a tenth it collapses at times
+    fixed_norm=True,  # of few images, and mixed ones, statistics are worse than those of the pretrained backbone
+)
+FRESH = Preset(
+    epochs=(15, 60), steps=1000, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=1
+)
+
+
+class Inputs(Protocol):
+    """What differs between models that learn from pixels and from features. ``x`` is images as the model takes them."""
+
+    backbone_note: ClassVar[str]  # what to add to the name of a backbone
+    memory_note: ClassVar[str]  # and to the size of the memory
+    read: ClassVar[Sequence[str]]  # kinds of images whose pixels are read with a model
+    idle: ClassVar[frozenset[str]]  # recipe keys that mean nothing
+
+    def completed(self) -> Settings:
+        """Return the settings of a new model with those that hang on its inputs, if its method can learn from them."""
+
+    def check(self) -> None:
+        """Refuse to go on with another backbone than the one that the model has learnt with."""
+
+    def bytes_each(self) -> int:
+        """Return the most that an exemplar takes on disk, uncompressed."""
+
+    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+        """Return the recipe of an increment that learns from so many images, exemplars among them; ``x`` is the new."""
+
+    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+        """Return a model that has learnt nothing yet."""
+
+    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+        """Return photos of an increment, to learn from or held out; what took time is kept in the folder ``place``."""
+
+    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Return photos that a model is asked about."""
+
+    def none(self) -> Tensor:
+        """Return no images."""
+
+    def fault(self, contents: Contents) -> str:
+        """Return what is wrong with the tensors of a model, if anything is."""
+
+    def kept(self, contents: Contents, kind: str) -> Tensor:
+        """Return the exemplars or the held-out images of a model on disk."""
+
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+        """Return the file of each exemplar, class by class; ``named`` is images that may be among them, with theirs."""
+
+    def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
+        """Return pixels to write, by file, that are those of no photo: a method may have changed its exemplars."""
+
+    def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return tensors to write; ``held`` is classes and images that were held out, in the order of their files."""
+
+    def front(self) -> dict[str, Any]:
+        """Return what `edbl.app.export.export` is to put between pixels and what the model takes."""
+
+
+def inputs_of(settings: Settings) -> Inputs:
+    """Return what a model learns from."""
+    return Features(settings) if settings.tune == "head" else Pixels(settings)
+
+
+def pretrained(backbone: str) -> Pretrained | None:
+    """Return what is known of a pretrained backbone; None for one that learns from scratch."""
+    return None if backbone in SCRATCH else extractor.find(backbone)
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Pixels, by a backbone that learns, from scratch or from what others have taught it."""
+
+    settings: Settings
+    backbone_note: ClassVar[str] = ""
+    memory_note: ClassVar[str] = ""
+    read: ClassVar[Sequence[str]] = (EXEMPLARS, VALIDATION)
+    idle: ClassVar[frozenset[str]] = frozenset()
+
+    def completed(self) -> Settings:
+        """Refuse a method that looks into a net that shows nothing."""
+        s = self.settings
+        if find_method(s.method).needs == "blocks" and s.backbone.startswith(extractor.TIMM):
+            raise EdblError(
+                f"{s.method} looks into its net, which one of timm does not let it; use another method or backbone"
+            )
+        return s
+
+    def check(self) -> None:
+        """Take any: the backbone is in the model."""
+
+    def bytes_each(self) -> int:
+        """Count pixels."""
+        return 3 * self.settings.image_size**2
+
+    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+        """Choose by whether the backbone begins from scratch."""
+        found = pretrained(self.settings.backbone)
+        if found is None:
+            return _recipe(self.settings, FRESH, images, {"net.backbone": self.settings.backbone})
+        # The net is given when the model is made; its name is one that recipes know.
+        return _recipe(self.settings, TUNED, images, {"net.backbone": "resnet32", **_expected(found)})
+
+    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+        """Build the backbone, or take the pretrained one."""
+        made = _on(made, device)
+        found, side = pretrained(self.settings.backbone), self.settings.image_size
+
+        def make(generator: Generator) -> Backbone:
+            backbone = cast(Pretrained, found).load()
+            if not isinstance(backbone, Foreign):  # whose last ReLU, if any, stays
+                backbone.last_relu = find_method(made.method).last_relu
+            return backbone
+
+        transform = made.data.transform(pick_device(device))
+        shape = torch.Size((3, side, side))
+        return Model(made, shape, transform, progress=progress, make=None if found is None else make)
+
+    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+        """Return the photos themselves."""
+        return torch.from_numpy(pixels[np.array(rows, dtype=np.int64)])
+
+    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Return the photos themselves."""
+        return pixels
+
+    def none(self) -> Tensor:
+        """Return none, of the model's image size."""
+        return torch.empty(0, 3, self.settings.image_size, self.settings.image_size, dtype=torch.uint8)
+
+    def fault(self, contents: Contents) -> str:
+        """Refuse features, which would be learnt from in place of images."""
+        odd = [key for key in FEATURES.values() if key in contents.tensors]
+        return f"{odd[0]} should not be there" if odd else ""
+
+    def kept(self, contents: Contents, kind: str) -> Tensor:
+        """Return images as their files have them."""
+        return pick(contents.images, contents.bundle.files(kind), self.settings.image_size)
+
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+        """Name exemplars by their pixels."""
+        return [photos.files(images.x.cpu().numpy()) for images in memory.classes]
+
+    def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
+        """Return all exemplars."""
+        pairs = zip(files, memory.classes, strict=True)
+        return {name: x for names, images in pairs for name, x in zip(names, images.x.cpu().numpy(), strict=True)}
+
+    def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the net: images have their files."""
+        return _without_memory(model)
+
+    def front(self) -> dict[str, Any]:
+        """Return nothing: the model takes pixels."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features by a frozen backbone, of each image and of changed copies of it, ``[n, 1 + copies, width]``."""
+
+    settings: Settings
+    backbone_note: ClassVar[str] = " (frozen)"
+    memory_note: ClassVar[str] = " with their features"
+    read: ClassVar[Sequence[str]] = ()
+    idle: ClassVar[frozenset[str]] = UNFROZEN
+
+    @property
+    def backbone(self) -> Pretrained:
+        """What is known of the backbone."""
+        return extractor.find(self.settings.backbone)
+
+    def completed(self) -> Settings:
+        """Note which backbone it is; refuse a method that needs more than features."""
+        if find_method(self.settings.method).needs != "features":
+            raise EdblError(
+                f"{self.settings.method} needs the pixels or the inner layers of its net, which a frozen backbone does "
+                "not give it\nuse tune=all, or another method"
+            )
+        return replace(self.settings, copies=COPIES, backbone_weights=self.backbone.digest)
+
+    def check(self) -> None:
+        """Compare checksums: the backbone is not in the model."""
+        name, here, learnt = self.backbone.name, self.backbone.digest, self.settings.backbone_weights
+        if here != learnt:
+            raise EdblError(
+                f"the weights of {name} here are not those that the model has learnt with: their SHA-256 begins with "
+                f"{here[:12]}, not {learnt[:12]}\ninstall those, or make another model"
+            )
+
+    def bytes_each(self) -> int:
+        """Count pixels, and features in half precision."""
+        return 3 * self.settings.image_size**2 + 2 * (1 + self.settings.copies) * self.backbone.width
+
+    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+        """Choose by the length of the features."""
+        length = 1.0 if x is None else max(float(x[:, 0].float().square().sum(1).mean()), 1e-6) ** 0.5
+        return _recipe(self.settings, FROZEN, images, {"net.backbone": "given", **_expected(self.backbone)}, length)
+
+    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+        """Build a head for vectors."""
+        return Model(_on(made, device), (self.backbone.width,), Views(), progress=progress)
+
+    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+        """Compute features, of changed copies too to learn from, and keep each part of them once it is there."""
+        self.check()
+        copies = self.settings.copies if kind == "train" else 0
+        seeds, parts = Seeds(self.settings.seed), [self._none(copies)]
+        place.mkdir(exist_ok=True)
+        with bar("computing features", len(rows)) as say:
+            for part in range(0, len(rows), PART):
+                chosen, name = rows[part : part + PART], f"{kind}-{part}"
+                found = store.find(place, name, dict[str, object])
+                views = found[1].get("views") if found else None
+                if views is None or views.shape != (len(chosen), 1 + copies, self.backbone.width):
+                    generator = seeds.generator(CPU, "views", number, kind, part)
+                    x = torch.from_numpy(pixels[np.array(chosen)])
+                    views = self.backbone.views(x, copies, generator, partial(_add, say, part), pick_device(device))
+                    store.save(place, name, {}, {"views": views})
+                say(part + len(chosen))
+                parts.append(views)
+        return torch.cat(parts)
+
+    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
+        """Compute features of the photos as they are."""
+        return self.backbone.views(pixels, 0, Generator(), lambda done: None, device)
+
+    def none(self) -> Tensor:
+        """Return none, without copies."""
+        return self._none(copies=0)
+
+    def _none(self, copies: int) -> Tensor:
+        return torch.empty(0, 1 + copies, self.backbone.width, dtype=torch.float16)
+
+    def fault(self, contents: Contents) -> str:
+        """Compare features with the files that they are of."""
+        for kind, key in FEATURES.items():
+            found = contents.tensors.get(key)
+            if found is None:
+                return f"{key} is missing"
+            if found.ndim != 3 or len(found) != len(contents.bundle.files(kind)):
+                return f"{key} holds features of other images than model.json names"
+        return ""
+
+    def kept(self, contents: Contents, kind: str) -> Tensor:
+        """Return features, which are kept beside the files."""
+        return contents.tensors[FEATURES[kind]]
+
+    def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
+        """Find out by its features which image an exemplar is."""
+        names = {_key(views): file for x, files in named for views, file in zip(x, files, strict=True)}
+        return [[names[_key(views)] for views in images.x.cpu()] for images in memory.classes]
+
+    def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
+        """Return none: no method changes pixels that it does not see."""
+        return {}
+
+    def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Return the net, and the features of all images that are kept."""
+        views: dict[str, list[Tensor]] = {name: [] for name in bundle.names}
+        for name, view in held:
+            views[name].append(view)
+        stay = [view for known in bundle.classes for view in views[known.name][: len(known.validation)]]
+        kept = {FEATURES[VALIDATION]: torch.stack(stay) if stay else self.none()}
+        return _without_memory(model) | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
+
+    def front(self) -> dict[str, Any]:
+        """Return the backbone."""
+        self.check()
+        return {"backbone": self.backbone.load(), "mean": self.backbone.mean, "std": self.backbone.std}
+
+
+def _recipe(settings: Settings, preset: Preset, images: int, own: Mapping[str, object], length: float = 1.0) -> Recipe:
+    """Return the recipe of an increment that learns from so many images.
+
+    ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
+    """
+    batch = min(preset.batch, max(2, images))
+    least, most = preset.epochs
+    epochs = min(max(least, math.ceil(preset.steps / max(1, images // batch))), most)
+    train = Schedule(epochs, preset.lr / length**2, (), shape="cosine")
+    values: dict[str, Any] = {
+        "method": settings.method,
+        "preset": "photos",
+        "data.name": ".",  # any folder: what suits photos
+        "data.image_size": settings.image_size,
+        "data.pad": min(settings.image_size // 8, MOST_PAD),
+        "memory": settings.memory,
+        "seed": settings.seed,
+        "optim.batch": batch,
+        "optim.warmup": preset.warmup,
+        "optim.weight_decay": preset.weight_decay,
+        "optim.backbone_lr": preset.backbone_lr,
+        "optim.fixed_norm": preset.fixed_norm,
+        **config.flatten(train, "schedule."),
+        "options.max_rounds": preset.max_rounds,
+        "options.min_old": max(1, batch // 4),
+        **own,
+    }
+    for item in fields(find_method(settings.method).Config):
+        if isinstance(item.default, Schedule):  # a further phase
+            shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
+            if item.name == "balance":
+                shorter = Schedule(shorter.epochs, preset.balance_lr / length**2, (), shape="cosine")
+            values |= config.flatten(shorter, f"options.{item.name}.")
+    known = Recipe.keys(settings.method)
+    made = Recipe.of({k: v for k, v in values.items() if k in known} | settings.given)
+    made.data.check(channels=3)
+    return made
+
+
+def _expected(found: Pretrained) -> dict[str, object]:
+    """Return what a pretrained network expects of images, by recipe key."""
+    return {"data.mean": tuple(found.mean), "data.std": tuple(found.std)}
+
+
+def _on(made: Recipe, device: str) -> Recipe:
+    return replace(made, device=cast(Literal["auto", "cpu", "cuda"], device))
+
+
+def _without_memory(model: Model) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.tensors().items() if not name.startswith("memory.")}
+
+
+def _add(say: Callable[[int], None], before: int, done: int) -> None:
+    say(before + done)
+
+
+def _key(views: Tensor) -> bytes:
+    return hashlib.sha256(views.contiguous().numpy().tobytes()).digest()

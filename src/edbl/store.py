@@ -1,0 +1,248 @@
+"""What is kept on disk: files that are whole or not there at all, and entries of tensors and values.
+
+An entry of a folder is ``NAME.json``, its values, and ``NAME.safetensors``, its tensors, where it has any. The JSON has
+a format, the checksum of the tensors, and one of itself: its replacement is the commit. Tensors are written as
+``NAME.safetensors.new`` before it and take their place after it, so that a kill at any moment leaves the old entry or
+the new one. Until they are there, which `settle` sees to if the writer could not, readers find them by their checksum.
+"""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import re
+import sys
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from edbl.config import Unfit, fit
+from edbl.errors import EdblError
+
+if TYPE_CHECKING:  # torch takes a second, and whoever only reads records needs none
+    from torch import Tensor
+
+LOCK = ".lock"
+NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems that have none
+TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a file that is not whole yet
+TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
+TRIES = 5  # at reading what is being replaced
+
+T = TypeVar("T")
+
+
+class Damaged(EdblError):
+    """A file is not what was written: which, and why."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"'{path}' is damaged: {why}")
+        self.file, self.why = path.name, why
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What the JSON of an entry says."""
+
+    value: T
+    tensors: str  # SHA-256 of the tensors; empty if there are none
+
+
+def save(folder: Path, name: str, value: object, tensors: "Mapping[str, Tensor] | None" = None, format: int = 1) -> str:
+    """Replace an entry of a folder; return the checksum of its tensors. ``value`` is a dataclass or values by key."""
+    new = folder / f"{name}{NEW}"
+    # As a reader will have them; what JSON cannot hold is refused before anything is written.
+    values = json.loads(json.dumps(_by_key(value), allow_nan=False))
+    if new.is_file():  # of a writer that was killed, and maybe all there is of an entry
+        with suppress(OSError, EdblError):
+            settle(folder, name, read(folder, name, object, format).tensors)
+    checksum = "" if tensors is None else _write_tensors(new, tensors)
+    described = {"format": format, "sha256": _sum_of(values, checksum), "tensors": checksum, "values": values}
+    write_atomic(folder / f"{name}.json", (json.dumps(described, indent=1) + "\n").encode())
+    settle(folder, name, checksum)
+    return checksum
+
+
+def read(folder: Path, name: str, kind: type[T], format: int = 1) -> Entry[T]:
+    """Return what the JSON of an entry says, every value checked against its type: it may come from anywhere."""
+    path = folder / f"{name}.json"
+    stored = read_json(path)
+    number, values, tensors = (stored.get(key) for key in ("format", "values", "tensors"))
+    if isinstance(number, int) and number > format:
+        raise EdblError(
+            f"'{path}' has format {number}, and this edbl reads format {format}: it was written by a newer edbl\n"
+            "upgrade edbl to use it"
+        )
+    if number != format:
+        raise Damaged(path, f"its format is {number!r}, not {format}")
+    try:
+        if not isinstance(tensors, str) or stored.get("sha256") != _sum_of(values, tensors):
+            raise Damaged(path, "its checksum is wrong")
+        return Entry(fit(kind, values, "values"), tensors)
+    except (Unfit, RecursionError) as error:
+        raise Damaged(path, str(error)) from error
+
+
+def load(folder: Path, name: str, kind: type[T], format: int = 1) -> "tuple[T, dict[str, Tensor]]":
+    """Return an entry and its tensors; one that is replaced while it is read is read again."""
+    entry = read(folder, name, kind, format)
+    for _ in range(TRIES):
+        try:
+            return entry.value, tensors_of(folder, name, entry.tensors)
+        except Damaged:
+            before, entry = entry, read(folder, name, kind, format)
+            if before.tensors == entry.tensors:
+                raise
+    raise busy(folder)
+
+
+def find(folder: Path, name: str, kind: type[T], format: int = 1) -> "tuple[T, dict[str, Tensor]] | None":
+    """Return an entry and its tensors, or None if it is missing, damaged or of another format."""
+    try:
+        return load(folder, name, kind, format)
+    except (OSError, EdblError):
+        return None
+
+
+def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
+    """Return the tensors of an entry, in their place or on the way there."""
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    if not checksum:
+        return {}
+    path = folder / f"{name}{TENSORS}"
+    for place in (path, folder / f"{name}{NEW}", path):  # again, as they may take their place between two looks
+        with suppress(FileNotFoundError):
+            data = place.read_bytes()
+            if hashlib.sha256(data).hexdigest() == checksum:
+                try:
+                    return safetensors.torch.load(data)
+                except (SafetensorError, ValueError, KeyError) as error:
+                    raise Damaged(place, str(error)) from error
+    raise Damaged(path, "its checksum is wrong" if path.exists() else "the file is missing")
+
+
+def settle(folder: Path, name: str, checksum: str) -> None:
+    """Let new tensors take their place if they are those of the ``checksum`` that the JSON has; else remove them."""
+    new = folder / f"{name}{NEW}"
+    if new.is_file():
+        with open(new, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found == checksum:
+            os.replace(new, folder / f"{name}{TENSORS}")
+        else:
+            new.unlink()
+
+
+def remove(folder: Path, name: str) -> None:
+    """Delete an entry."""
+    for part in (".json", TENSORS, NEW):
+        (folder / f"{name}{part}").unlink(missing_ok=True)
+
+
+def busy(folder: Path) -> EdblError:
+    """Return the error for what is replaced as often as it is read."""
+    return EdblError(f"{folder} is being changed by another process all the time; try again later")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return what a JSON file says, which must be an object."""
+    try:
+        stored = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"not valid JSON ({error})") from error
+    if not isinstance(stored, dict):
+        raise Damaged(path, "not a JSON object")
+    return stored
+
+
+def _by_key(value: object) -> object:
+    """Return a dataclass as values by key, without the fields that are not given to make one."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    found = dataclasses.asdict(value)
+    return {item.name: found[item.name] for item in dataclasses.fields(value) if item.init}
+
+
+def _sum_of(values: object, tensors: str) -> str:
+    text = json.dumps({"tensors": tensors, "values": values}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> str:
+    """Write tensors one after the other, which takes no memory for all of them, and return their checksum."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with replacing(path) as part:
+        part.touch()
+        mode = part.stat().st_mode
+        try:
+            save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, part)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        part.chmod(mode)  # it was made for this user alone, where others may share the folder
+        with open(part, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part."""
+    with replacing(path) as temporary, open(temporary, "xb") as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
+    # A name of its own, so that two writers of one path cannot mix their bytes.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise EdblError(f"cannot write '{path}': {error.strerror or error}") from error
+        raise
+
+
+def sweep(folder: Path, name: str = "") -> None:
+    """Remove what writers that were killed left of an entry, or else of any file in ``folder`` and below it.
+
+    Nobody may be writing there.
+    """
+    for left in folder.glob(f".{name}.*.tmp") if name else folder.rglob(".*.tmp"):
+        if TEMPORARY.fullmatch(left.name):
+            left.unlink(missing_ok=True)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of ``folder``; the system lifts the lock when this process ends, however it ends."""
+    # Nothing is written to it, and no link followed: a folder may come from anywhere.
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "r+b") as file:
+        try:
+            if sys.platform == "win32":
+                import msvcrt
+
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            else:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.path.samestat(os.fstat(file.fileno()), os.stat(folder / LOCK)):
+                    raise OSError("the lock was removed by who had it")
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
+            raise EdblError(f"another process is working in {folder}; wait for it to end") from error
+        yield
