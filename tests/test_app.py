@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import extractor, photos, settings, show
 from edbl.app.bundle import Event, Known, Score
-from edbl.app.inputs import FRESH, inputs_of
+from edbl.app.inputs import PACES, inputs_of
 from edbl.app.learn import HELD_KEPT, increment, measure
 from edbl.app.opening import held_out, open_model
 from edbl.app.settings import Request
@@ -885,7 +885,7 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extractor, "default", lambda: None)
     made = settings.choose(Request(), pictures, "cpu")
     assert (made.backbone, made.tune, made.image_size, made.copies) == ("small", "all", 32, 0)
-    assert [inputs_of(replace(made, image_size=side)).recipe(9).data.pad for side in (32, 1024)] == [4, 64]
+    assert [inputs_of(replace(made, image_size=side)).training(9).data.pad for side in (32, 1024)] == [4, 64]
     monkeypatch.setattr(extractor, "default", lambda: "stand-in")
     monkeypatch.setattr(extractor, "find", lambda name: StandIn())
     made = settings.choose(Request(), pictures, "cpu")
@@ -897,8 +897,8 @@ def test_the_backbone_that_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("images", [3, 50, 500, 50_000])
 def test_schedules_suit_the_number_of_images(images: int) -> None:
     chosen = store.Settings("edbl", "mlp", "all", 8, "per_class=20", 0, 0.1, 0, {})
-    made = inputs_of(chosen).recipe(images)
-    least, most = FRESH.epochs
+    made = inputs_of(chosen).training(images)
+    least, most, _ = PACES["photos-scratch"]
     assert least <= made.schedule.epochs <= most
     assert made.optim.batch <= max(2, images)
     assert made.schedule.epochs == least or images < 5000

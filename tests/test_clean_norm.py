@@ -114,7 +114,7 @@ def test_images_are_those_that_were_learnt_from(tmp_path: Path, monkeypatch: pyt
 
 def test_a_state_that_is_saved_and_loaded_learns_the_same(tmp_path: Path) -> None:
     learner = learnt(1, tmp_path / "a", clean_norm=True)
-    other = learner_of(learner.recipe)
+    other = learner_of(learner.training)
     other.load(Saved({k: v.clone() for k, v in learner.tensors().items()}, {}), [5])
     task = Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1]
     for name, one in (("b", learner), ("c", other)):
@@ -126,7 +126,7 @@ def test_a_state_that_is_saved_and_loaded_learns_the_same(tmp_path: Path) -> Non
 def test_statistics_of_a_task_before_the_last_do_not_come_back(tmp_path: Path) -> None:
     """Without the option in the second task, a third one starts from what the second gave."""
     learner = learnt(1, tmp_path / "a", clean_norm=True)
-    other = learner_of(Recipe.of({**learner.recipe.values(), "options.clean_norm": False}))
+    other = learner_of(Recipe.of({**learner.training.values(), "options.clean_norm": False}))
     other.load(Saved({k: v.clone() for k, v in learner.tensors().items()}, {}), [5])
     assert other.learnt
     other.learn(Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1], Checkpoints(tmp_path / "b"))

@@ -21,6 +21,7 @@ from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
 from edbl.nets.net import Net
+from edbl.training import Training
 from tests.conftest import Cli
 from tests.vectors import same
 
@@ -57,7 +58,7 @@ def recipe(method: str, protocol: str = "base0", seed: int = 0, **given: object)
     return Recipe.build(method, data="digits", preset="quick", **(quick | given))
 
 
-def learner_of(recipe: Recipe, progress: Progress | None = None) -> Learner:
+def learner_of(recipe: Training, progress: Progress | None = None) -> Learner:
     """Return what the engine builds for a recipe of the digits."""
     return Learner(recipe, (1, 8, 8), recipe.data.transform(CPU), CPU, progress or Progress())
 

@@ -20,10 +20,10 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-import edbl
 from edbl import EDBLClassifier, EdblError, store
 from edbl.app.samples import Vectors
 from edbl.methods import methods
+from edbl.training import Training
 
 Array = NDArray[Any]
 NAMES = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
@@ -135,11 +135,11 @@ def test_more_of_known_classes_may_come() -> None:
 def test_fit_begins_anew_and_partial_fit_goes_on() -> None:
     model = quick().fit(*only((0, 1)))
     assert same(clone(model).partial_fit(*only((0, 1))), model)
-    seed = model._learnt.model.learner.recipe.seed
+    seed = model._learnt.model.learner.training.seed
     model.set_params(random_state=1).partial_fit(*only((2, 3)))
     assert model.classes_.tolist() == [0, 1, 2, 3]
     inner = model._learnt.model
-    assert (inner.learner.recipe.seed, inner.increments, inner.seen_images) == (seed, 2, len(only((0, 1, 2, 3))[0]))
+    assert (inner.learner.training.seed, inner.increments, inner.seen_images) == (seed, 2, len(only((0, 1, 2, 3))[0]))
     model.set_params(random_state=0).fit(*only((4, 5)))
     assert same(model, quick().fit(*only((4, 5))))
 
@@ -251,14 +251,14 @@ def test_layouts_are_the_same_images() -> None:
     assert same(last, quick(epochs=2).fit(colour / 255, y), colour)
     assert last._learnt.input.shape == (3, 12, 8)
     channels = colour.reshape(-1, 3) / 255
-    np.testing.assert_allclose(last._learnt.model.learner.recipe.data.mean, channels.mean(0), rtol=1e-5)
-    np.testing.assert_allclose(last._learnt.model.learner.recipe.data.std, channels.std(0), rtol=1e-5)
+    np.testing.assert_allclose(last._learnt.model.learner.training.data.mean, channels.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(last._learnt.model.learner.training.data.std, channels.std(0), rtol=1e-5)
 
 
 def test_large_images() -> None:
     large = np.random.default_rng(0).integers(0, 256, (2, 520, 520)).astype(np.uint8)
     model = quick(epochs=1, backbone="mlp").fit(large, [0, 1])
-    assert model._learnt.model.learner.recipe.data.pad == 64
+    assert model._learnt.model.learner.training.data.pad == 64
 
 
 def test_channels_that_images_do_not_have() -> None:
@@ -313,7 +313,7 @@ def test_vectors_after_images_begin_anew() -> None:
 def test_the_net_suits_the_samples() -> None:
     def backbone(x: Array, **given: Any) -> str:
         made = quick(epochs=1, method="finetune", **given).fit(x, np.arange(len(x)))
-        return str(made._learnt.model.learner.recipe.net.backbone)
+        return str(made._learnt.model.learner.training.net.backbone)
 
     assert backbone(X[:4]) == "mlp"
     assert backbone(X[:4], backbone="given") == "given"
@@ -325,9 +325,9 @@ def test_the_net_suits_the_samples() -> None:
 
 
 def test_parameters_reach_the_recipe() -> None:
-    def recipe(samples: int = 40, **given: Any) -> edbl.Recipe:
+    def recipe(samples: int = 40, **given: Any) -> Training:
         made = EDBLClassifier(**given)
-        return made._recipe(Vectors.first(X[:2]), samples, 0)
+        return made._training(Vectors.first(X[:2]), samples, 0)
 
     usual = recipe()
     assert (usual.schedule.epochs, usual.schedule.lr, usual.optim.batch, usual.optim.warmup) == (30, 0.1, 32, 5)
@@ -498,7 +498,7 @@ def test_parameters_may_be_given_on_loading(tmp_path: Path) -> None:
     model.save(tmp_path)
     other = EDBLClassifier.load(tmp_path, epochs=3, readout="nme", device="cpu")
     assert (other.epochs, other.readout, other.device, other.random_state) == (3, "nme", "cpu", None)
-    assert other._learnt.model.learner.recipe.device == "cpu"
+    assert other._learnt.model.learner.training.device == "cpu"
     assert same(model.set_params(readout="nme"), other)
     with pytest.raises(TypeError, match="epohcs"):
         EDBLClassifier.load(tmp_path, epohcs=3)

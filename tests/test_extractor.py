@@ -407,7 +407,7 @@ def test_weights_on_features_of_either_sign_are_not_clipped() -> None:
     one = {"schedule.epochs": 1}
     settings = Settings("wa", "timm:net.a", "all", 12, "per_class=3", seed=0, validation=0.0, copies=0, given=one)
     inputs = inputs_of(settings)
-    made = inputs.model(inputs.recipe(40), "cpu")
+    made = inputs.model(inputs.training(40), "cpu")
     made.learn(noise(40, 12), ["a", "b"] * 20)
     made.learn(noise(40, 12), ["c", "d"] * 20)
     assert made.learner.net.head.weight.min() < 0

@@ -148,7 +148,7 @@ def test_what_is_given_is_not_the_rules_to_say() -> None:
     assert isinstance(options, Distilling)
     assert options.kd_weight == 0.5
     assert learner.method.schedule.lr == rule.rate(TaskFacts(40, 10, 2, 2, 8))
-    recipe = learner.recipe
+    recipe = learner.training
     assert recipe.by_rule == ("schedule.lr", "options.min_old")
     assert Recipe.of(recipe.values()) == recipe
     assert Recipe.of(recipe.values(), {"schedule.lr": 0.5}).by_rule == ("options.min_old",)
@@ -159,7 +159,7 @@ def test_every_method_has_its_rate_and_epochs_by_the_rule(method: str) -> None:
     recipe = Recipe.build(method, "cifar100")
     assert recipe.by_rule[:2] == ("schedule.lr", "schedule.epochs")
     assert ("options.kd_weight" in recipe.by_rule) == ("options.kd_growth" in recipe.values())
-    for preset in ("tuned", "paper", "quick", "photos", "samples"):
+    for preset in ("tuned", "paper", "quick", "photos-scratch", "samples"):
         assert Recipe.build(method, "cifar100", preset=preset).by_rule == ()
 
 

@@ -3,7 +3,7 @@
 ``default`` is one rule for every stream (`edbl.rule`), and one set of values beside it. ``tuned`` has the values that
 were chosen for each stream of CIFAR, so that the records in ``results/`` can be made again. ``paper`` uses what the
 EDBL paper prints (Appendix C, Table 6) and where it prints nothing the literal equation; a method from another
-publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for trying things. ``photos`` and
+publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for trying things. ``photos-...`` and
 ``samples`` are of models of one's own photos and of the classifier for scikit-learn.
 """
 
@@ -21,16 +21,16 @@ MOST = "most_epochs"  # not a setting: further phases of a method have at most s
 
 @dataclass(frozen=True)
 class Facts:
-    """What a row may ask for."""
+    """What a row may ask for; a training without a data set has no facts of one."""
 
     preset: str
-    data: str
-    protocol: str
-    phases: int
-    exemplars: int  # of all classes, after the last task
     augment: str  # changes of training images that leave their class as it is
-    kd_scale: str = ""  # how the method's distillation is multiplied if nobody says otherwise
-    grows: bool = False  # whether its weight of distillation may grow with the classes
+    kd_scale: str  # how the method's distillation is multiplied if nobody says otherwise
+    grows: bool  # whether the method's weight of distillation may grow with the classes
+    data: str = ""
+    protocol: str = ""
+    phases: int = 0
+    exemplars: int = 0  # of all classes, after the last task
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ CALIBRATED: Mapping[str, object] = {
 }
 BALANCED = Schedule(40, 0.01, (12, 24, 32), shape="cosine")
 FEW_IMAGES: Mapping[str, object] = {"schedule.epochs": 30, MOST: 20, "optim.batch": 32, "options.min_old": 8}
+PHOTOS = ("photos-frozen", "photos-tuned", "photos-scratch")
 ON_CIFAR: Mapping[str, object] = {"preset": "tuned", "data": CIFAR}
 CIFAR_10_IN_2: Mapping[str, object] = {
     "preset": "tuned",
@@ -120,7 +121,24 @@ ROWS = (
         FEW_IMAGES,
         {"preset": ("tuned", "quick"), "data": "digits"},
     ),
-    Row("few images, whatever they are", FEW_IMAGES, {"preset": "samples"}),
+    Row(
+        "photos, the backbone from scratch",
+        {**_schedules(Schedule(60, 0.1, (), shape="cosine"), Schedule(30, 0.01, (), shape="cosine"))}
+        | {"data.augment": "crop-flip", "optim.batch": 32, "optim.warmup": 2, "options.max_rounds": 1},
+        {"preset": PHOTOS},
+    ),
+    Row(
+        "for features of length 1",
+        {"schedule.lr": 6.0, "options.balance.lr": 2.0, "optim.batch": 64, "options.max_rounds": 8},
+        {"preset": "photos-frozen"},
+    ),
+    Row(
+        "a backbone that is good already, and so are its statistics; at a tenth of the rate it collapses at times",
+        {"schedule.lr": 0.02, "options.balance.lr": 0.007, "optim.warmup": 1, "options.max_rounds": 2}
+        | {"optim.backbone_lr": 0.01, "optim.fixed_norm": True},
+        {"preset": "photos-tuned"},
+    ),
+    Row("few images, whatever they are", {**FEW_IMAGES, "data.augment": "crop"}, {"preset": "samples"}),
     Row(
         "for trying things",
         {"schedule.epochs": 6, MOST: 4, "optim.warmup": 1},

@@ -129,7 +129,7 @@ def _read(
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{count(range(repeated), 'image')} left out: given twice, or kept by the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
-    inputs_of(settings).recipe(len(train))  # what settings make impossible is said before anything is begun
+    inputs_of(settings).training(len(train))  # what settings make impossible is said before anything is begun
     begun = Begun(
         request=request,
         began=now(),

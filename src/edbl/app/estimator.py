@@ -25,9 +25,10 @@ from edbl.app.samples import Array, Pictures, Vectors
 from edbl.engine import environment
 from edbl.engine.progress import Bars, Progress
 from edbl.errors import EdblError
-from edbl.recipe import MOST_PAD, Recipe, check_values
+from edbl.recipe import OF_RUNS
 from edbl.schedule import Schedule
 from edbl.store import Damaged
+from edbl.training import MOST_PAD, Training, check_values
 
 NAME, FORMAT = "estimator", 1  # of a saved estimator
 MANY = 10_000  # samples of one call from which batches are of 128, not of 32
@@ -35,7 +36,6 @@ SMALL = 16  # pixels: side of images up to which the net is `small`
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
-IDLE = ("stream.", "preset", "data.name", "data.holdout", "data.image_size", "data.skip_bad")  # keys without effect
 PARAMETERS = {  # recipe keys that are parameters of the estimator
     "method": "method",
     "memory": "memory",
@@ -84,7 +84,7 @@ class _Learnt:
         """Return it as values that JSON can hold, and tensors."""
         model, read = self.model, self.input
         saved = _Saved(
-            recipe=model.learner.recipe.values(),
+            recipe=model.learner.training.values(),
             sizes=model.sizes,
             increments=model.increments,
             samples=model.seen_images,
@@ -98,7 +98,7 @@ class _Learnt:
     @classmethod
     def unpack(cls, saved: _Saved, tensors: Mapping[str, Tensor], given: Mapping[str, object]) -> Self:
         """Return what `pack` was given; recipe values of ``given`` win over the packed ones."""
-        recipe = Recipe.of(saved.recipe, given)
+        recipe = Training.of(saved.recipe, given)
         read: Vectors | Pictures
         if saved.shape is not None:
             read = Pictures(saved.shape, saved.white, recipe.data.mean, recipe.data.std)
@@ -109,7 +109,7 @@ class _Learnt:
         model.increments, model.seen_images = saved.increments, saved.samples
         return cls(read, np.array(saved.classes, dtype=np.dtype(saved.dtype)), model)
 
-    def again(self, recipe: Recipe, read: Vectors | Pictures, progress: Progress) -> Model:
+    def again(self, recipe: Training, read: Vectors | Pictures, progress: Progress) -> Model:
         """Return a copy of the model, to learn on by a recipe that may be another."""
         model, old = _build(recipe, read, progress), self.model
         try:
@@ -125,7 +125,7 @@ def _names(count: int) -> list[str]:
     return [str(number) for number in range(count)]
 
 
-def _build(recipe: Recipe, read: Vectors | Pictures, progress: Progress) -> Model:
+def _build(recipe: Training, read: Vectors | Pictures, progress: Progress) -> Model:
     transform = recipe.data.transform(environment.pick_device(recipe.device))
     return Model(recipe, read.shape, transform, progress=progress)
 
@@ -233,7 +233,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             read = Vectors.first(x) if x.ndim == 2 else Pictures.first(x)
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         else:
-            read, seed = old.input.later(x), old.model.learner.recipe.seed
+            read, seed = old.input.later(x), old.model.learner.training.seed
         samples = read.tensor(x)
         labels, numbers = _numbered(old.labels if old else y[:0], y)
         began = time.monotonic()
@@ -259,32 +259,30 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self, read: Vectors | Pictures, samples: int, seed: int, old: _Learnt | None, progress: Progress
     ) -> Model:
         """Return a model that can learn from so many samples, after what was learnt before."""
-        recipe = self._recipe(read, samples, seed)
+        recipe = self._training(read, samples, seed)
         if old is None:
             return _build(recipe, read, progress)
-        before = old.model.learner.recipe
+        before = old.model.learner.training
         pairs = {"method": (before.method, recipe.method), "backbone": (before.net.backbone, recipe.net.backbone)}
         for what, (was, now) in pairs.items():
             if was != now:
                 raise ValueError(f"{what} was '{was}' and is '{now}' now; call fit to begin anew with it")
         return old.again(recipe, read, progress)
 
-    def _recipe(self, read: Vectors | Pictures, samples: int, seed: int) -> Recipe:
+    def _training(self, read: Vectors | Pictures, samples: int, seed: int) -> Training:
         """Return the recipe for learning from so many samples."""
         if not isinstance(self.method, str):
             raise ValueError(f"method {self.method!r} is not the name of a method, nor a path")
         given_options = {} if self.options is None else self.options
         if not isinstance(given_options, Mapping) or not all(isinstance(key, str) for key in given_options):
             raise ValueError(f"options {self.options!r} are not recipe keys with values, such as {{'optim.warmup': 2}}")
-        known = Recipe.keys(self.method)
+        known = Training.keys(self.method)
+        for key in given_options:
+            if key == "preset" or (not config.ends(key, known) and config.ends(key, OF_RUNS)):
+                raise ValueError(f"'{key}' has no effect here: samples are those that are given; leave it out")
         options = check_values(given_options, known, self.method)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
-        for key in options:
-            if key.startswith(IDLE):
-                raise ValueError(
-                    f"'{key}' has no effect here: samples are those that are given, epochs a parameter; leave it out"
-                )
         _choice("readout", self.readout, READOUTS)
         vectors = isinstance(read, Vectors)
         backbone = self.backbone
@@ -296,7 +294,6 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given: dict[str, object] = {
             "method": self.method,
             "preset": "samples",
-            "data.name": "digits",  # whose schedules are those of a small data set
             "memory": self.memory,
             "seed": seed,
             "device": self.device,
@@ -307,7 +304,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             given |= {"data.mean": read.mean, "data.std": read.std, "data.pad": min(min(read.shape[1:]) // 8, MOST_PAD)}
         if "options.min_old" in known:
             given["options.min_old"] = max(1, batch // 4)
-        usual = Recipe.of(given)
+        usual = Training.of(given)
         epochs = self._value("epochs", "schedule.epochs", usual.schedule.epochs)
         rate = self._value("learning_rate", "schedule.lr", usual.schedule.lr)
         further = {f"options.{f.name}.": getattr(usual.options, f.name) for f in fields(cast(Any, usual.options))}
@@ -316,7 +313,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 scaled = schedule.scaled(max(1, round(schedule.epochs * epochs / usual.schedule.epochs)))
                 given |= config.flatten(replace(scaled, lr=schedule.lr * (rate / usual.schedule.lr)), prefix)
         given["optim.warmup"] = min(usual.optim.warmup, epochs // 6)
-        recipe = Recipe.of(given, options)
+        recipe = Training.of(given, options)
         if isinstance(read, Pictures):
             recipe.data.check(read.shape[0])
         return recipe
@@ -324,7 +321,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _value(self, parameter: str, key: str, usual: Any) -> Any:
         """Return a parameter, checked as the recipe key that it stands for."""
         value = getattr(self, parameter)
-        return usual if value is None else Recipe.keys(self.method)[key].check(parameter, value)
+        return usual if value is None else Training.keys(self.method)[key].check(parameter, value)
 
     def _read(self, X: Any, y: Any, read: Vectors | Pictures | None) -> tuple[Array, Array]:
         """Return checked samples, and labels unless ``y`` says that there are none."""

@@ -72,7 +72,7 @@ class Served(nn.Module):
         self.unit, self.rows = scorer.unit, scorer.rows
         self.register_buffer("weight", scorer.weight)
         self.register_buffer("bias", scorer.bias)
-        means = class_means(model.memory, model.learner.features, model.learner.recipe.evaluation.nme_flips)
+        means = class_means(model.memory, model.learner.features, model.learner.training.evaluation.nme_flips)
         there = means.isfinite().all(1)
         means = means.where(there.unsqueeze(1), 0.0)
         # Minus the squared distance to a unit vector u is 2 <u, mean> - (1 + |mean|^2).
@@ -209,7 +209,7 @@ def _expected(model: Model, backbone: nn.Module | None, pixels: Transform | None
 
 def _metadata(model: Model, x: Tensor, readout: str, settings: Mapping[str, object]) -> dict[str, str]:
     shape = {"height": x.shape[1], "width": x.shape[2], "resize": RESIZE} if x.ndim == 4 else {"length": x.shape[1]}
-    recipe = model.learner.recipe
+    recipe = model.learner.training
     own = {"method": model.method.name, "backbone": recipe.net.backbone, "memory": recipe.memory, "seed": recipe.seed}
     # JSON escapes what is not ASCII: names of folders may hold what is no valid UTF-8.
     return {

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
 from edbl.app.photos import Array
 from edbl.data.augment import Views
+from edbl.data.datasets import IMAGENET_MEAN, IMAGENET_STD
 from edbl.data.folder import Pixels as Image
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
@@ -29,10 +30,10 @@ from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods import find_method
 from edbl.nets.backbones import Backbone, Foreign
-from edbl.recipe import MOST_PAD, Recipe
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
 from edbl.text import bar
+from edbl.training import MOST_PAD, Training
 
 COPIES = 4  # changed copies of each image whose features a frozen model learns from
 PART = 64  # images whose features are computed between two saves
@@ -47,40 +48,15 @@ UNFROZEN = frozenset(  # keys about pixels, or about a backbone that learns
 )
 
 
-@dataclass(frozen=True)
-class Preset:
-    """How long and how fast a net learns an increment."""
+class Pace(NamedTuple):
+    """How long a net learns an increment."""
 
-    epochs: tuple[int, int]  # least, and most for the sake of `steps`
+    least: int  # epochs
+    most: int  # epochs, for the sake of `steps`
     steps: int  # updates that an increment of few images should come to
-    batch: int
-    lr: float  # where the backbone is frozen: for features of length 1
-    balance_lr: float
-    warmup: int
-    weight_decay: float
-    max_rounds: int  # of mixing
-    backbone_lr: float = 1.0  # as a part of lr and balance_lr
-    fixed_norm: bool = False
 
 
-FROZEN = Preset(
-    epochs=(15, 100), steps=300, batch=64, lr=6.0, balance_lr=2.0, warmup=2, weight_decay=2e-4, max_rounds=8
-)
-TUNED = Preset(
-    epochs=(10, 60),
-    steps=300,
-    batch=32,
-    lr=0.02,
-    balance_lr=0.007,
-    warmup=1,
-    weight_decay=2e-4,
-    max_rounds=2,
-    backbone_lr=0.01,  # with a tenth it collapses at times
-    fixed_norm=True,  # of few images, and mixed ones, statistics are worse than those of the pretrained backbone
-)
-FRESH = Preset(
-    epochs=(15, 60), steps=1000, batch=32, lr=0.1, balance_lr=0.01, warmup=2, weight_decay=2e-4, max_rounds=1
-)
+PACES = {"photos-frozen": Pace(15, 100, 300), "photos-tuned": Pace(10, 60, 300), "photos-scratch": Pace(15, 60, 1000)}
 
 
 class Inputs(Protocol):
@@ -100,10 +76,10 @@ class Inputs(Protocol):
     def bytes_each(self) -> int:
         """Return the most that an exemplar takes on disk, uncompressed."""
 
-    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+    def training(self, images: int, x: Tensor | None = None) -> Training:
         """Return the recipe of an increment that learns from so many images, exemplars among them; ``x`` is the new."""
 
-    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
         """Return a model that has learnt nothing yet."""
 
     def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
@@ -170,15 +146,15 @@ class Pixels:
         """Count pixels."""
         return 3 * self.settings.image_size**2
 
-    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+    def training(self, images: int, x: Tensor | None = None) -> Training:
         """Choose by whether the backbone begins from scratch."""
         found = pretrained(self.settings.backbone)
         if found is None:
-            return _recipe(self.settings, FRESH, images, {"net.backbone": self.settings.backbone})
+            return _training(self.settings, "photos-scratch", images, {"net.backbone": self.settings.backbone})
         # The net is given when the model is made; its name is one that recipes know.
-        return _recipe(self.settings, TUNED, images, {"net.backbone": "resnet32", **_expected(found)})
+        return _training(self.settings, "photos-tuned", images, {"net.backbone": "resnet32", **_expected(found)})
 
-    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
         """Build the backbone, or take the pretrained one."""
         made = _on(made, device)
         found, side = pretrained(self.settings.backbone), self.settings.image_size
@@ -269,12 +245,14 @@ class Features:
         """Count pixels, and features in half precision."""
         return 3 * self.settings.image_size**2 + 2 * (1 + self.settings.copies) * self.backbone.width
 
-    def recipe(self, images: int, x: Tensor | None = None) -> Recipe:
+    def training(self, images: int, x: Tensor | None = None) -> Training:
         """Choose by the length of the features."""
         length = 1.0 if x is None else max(float(x[:, 0].float().square().sum(1).mean()), 1e-6) ** 0.5
-        return _recipe(self.settings, FROZEN, images, {"net.backbone": "given", **_expected(self.backbone)}, length)
+        return _training(
+            self.settings, "photos-frozen", images, {"net.backbone": "given", **_expected(self.backbone)}, length
+        )
 
-    def model(self, made: Recipe, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
         """Build a head for vectors."""
         return Model(_on(made, device), (self.backbone.width,), Views(), progress=progress)
 
@@ -347,30 +325,25 @@ class Features:
         return {"backbone": self.backbone.load(), "mean": self.backbone.mean, "std": self.backbone.std}
 
 
-def _recipe(settings: Settings, preset: Preset, images: int, own: Mapping[str, object], length: float = 1.0) -> Recipe:
-    """Return the recipe of an increment that learns from so many images.
+def _training(settings: Settings, preset: str, images: int, own: Mapping[str, object], length: float = 1.0) -> Training:
+    """Return how an increment learns from so many images.
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
-    batch = min(preset.batch, max(2, images))
-    least, most = preset.epochs
-    epochs = min(max(least, math.ceil(preset.steps / max(1, images // batch))), most)
-    train = Schedule(epochs, preset.lr / length**2, (), shape="cosine")
+    usual, pace = Training.of({"method": settings.method, "preset": preset}), PACES[preset]
+    batch = min(usual.optim.batch, max(2, images))
+    epochs = min(max(pace.least, math.ceil(pace.steps / max(1, images // batch))), pace.most)
     values: dict[str, Any] = {
         "method": settings.method,
-        "preset": "photos",
-        "data.name": ".",  # any folder: what suits photos
-        "data.image_size": settings.image_size,
+        "preset": preset,
+        "data.mean": IMAGENET_MEAN,
+        "data.std": IMAGENET_STD,
         "data.pad": min(settings.image_size // 8, MOST_PAD),
         "memory": settings.memory,
         "seed": settings.seed,
         "optim.batch": batch,
-        "optim.warmup": preset.warmup,
-        "optim.weight_decay": preset.weight_decay,
-        "optim.backbone_lr": preset.backbone_lr,
-        "optim.fixed_norm": preset.fixed_norm,
-        **config.flatten(train, "schedule."),
-        "options.max_rounds": preset.max_rounds,
+        "schedule.epochs": epochs,
+        "schedule.lr": usual.schedule.lr / length**2,
         "options.min_old": max(1, batch // 4),
         **own,
     }
@@ -378,10 +351,11 @@ def _recipe(settings: Settings, preset: Preset, images: int, own: Mapping[str, o
         if isinstance(item.default, Schedule):  # a further phase
             shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
             if item.name == "balance":
-                shorter = Schedule(shorter.epochs, preset.balance_lr / length**2, (), shape="cosine")
+                rate = cast(float, usual.values()["options.balance.lr"])
+                shorter = Schedule(shorter.epochs, rate / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
-    known = Recipe.keys(settings.method)
-    made = Recipe.of({k: v for k, v in values.items() if k in known} | settings.given)
+    known = Training.keys(settings.method)
+    made = Training.of({k: v for k, v in values.items() if k in known} | settings.given)
     made.data.check(channels=3)
     return made
 
@@ -391,7 +365,7 @@ def _expected(found: Pretrained) -> dict[str, object]:
     return {"data.mean": tuple(found.mean), "data.std": tuple(found.std)}
 
 
-def _on(made: Recipe, device: str) -> Recipe:
+def _on(made: Training, device: str) -> Training:
     return replace(made, device=cast(Literal["auto", "cpu", "cuda"], device))
 
 

@@ -36,9 +36,9 @@ from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.recipe import Recipe
 from edbl.store import LOCK
 from edbl.text import count, shown
+from edbl.training import Training
 
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 
@@ -195,7 +195,7 @@ class Increment:
         """Learn and measure, and return the new model, which is not on disk yet."""
         begun, base = self.begun, self.base
         exemplars = base.bundle.files(EXEMPLARS) if base else []
-        made_by = self.inputs.recipe(len(self.train) + len(exemplars), self.train)
+        made_by = self.inputs.training(len(self.train) + len(exemplars), self.train)
         model = self.inputs.model(made_by, self.device, progress)
         old = list(base.bundle.names) if base else []
         kept, kept_labels = held_out(base) if base else (self.inputs.none(), list[str]())
@@ -242,7 +242,7 @@ class Increment:
             again = "learn from the same folders with other values, such as a smaller schedule.lr"
             raise EdblError(f"{error}\nwhat was begun is dropped, and the model is as it was: {again}") from error
 
-    def _bundle(self, model: Model, made_by: Recipe, new: Sequence[str], event: Event) -> Bundle:
+    def _bundle(self, model: Model, made_by: Training, new: Sequence[str], event: Event) -> Bundle:
         """Return what is to be said of the new model."""
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}

@@ -20,7 +20,7 @@ from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import Backbone
 from edbl.nets.net import Output
-from edbl.recipe import Recipe
+from edbl.training import Training
 
 CHECKED = 64  # most exemplars that a net answers after it has learnt
 
@@ -30,7 +30,7 @@ class Model:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: Training,
         shape: Sequence[int],
         transform: Transform | Views,
         *,
@@ -136,7 +136,7 @@ class Model:
 
     def _nearness(self, output: Output) -> Tensor:
         if self._means is None:
-            flips = self.learner.recipe.evaluation.nme_flips
+            flips = self.learner.training.evaluation.nme_flips
             self._means = class_means(self.memory, self.learner.features, flips)
         return -distances(self._means, output.features).cpu()
 

@@ -13,7 +13,7 @@ from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, K
 from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
 from edbl.errors import EdblError
-from edbl.recipe import Recipe
+from edbl.training import Training
 
 
 def open_model(
@@ -27,7 +27,7 @@ def open_model(
     contents = load(folder, bundle or disk.settle(folder), without, [EXEMPLARS] if pixels else [])
     contents = leave_out(contents, without)
     try:
-        made = Recipe.of(contents.bundle.recipe)
+        made = Training.of(contents.bundle.recipe)
         made.data.check(channels=3)
     except EdblError as error:
         raise disk.damaged(folder, disk.MODEL, f"its recipe: {error}") from error

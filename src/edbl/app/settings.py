@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from edbl import config
 from edbl.app import extractor
 from edbl.app.bundle import Settings
 from edbl.app.inputs import inputs_of, pretrained
@@ -13,7 +14,8 @@ from edbl.engine.environment import pick_device
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.recipe import Recipe, check_values
+from edbl.recipe import OF_RUNS
+from edbl.training import Training, check_values
 
 MEMORY = "per_class=20"
 VALIDATION = 0.1
@@ -140,13 +142,14 @@ def _check_method(name: str) -> None:
 
 
 def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> dict[str, Any]:
-    known = Recipe.keys(method)
+    known = Training.keys(method)
+    for key in given:
+        if not config.ends(key, known) and (of_run := config.ends(key, OF_RUNS)):
+            raise _foreign(of_run[0])
     checked = check_values(given, known, method)
     for key in checked:
-        if key in OWN:
-            raise EdblError(f"{key} is not for a model's recipe; it has the setting {OWN[key]}")
-        if key in ("data.name", "preset") or key.startswith("stream."):
-            raise EdblError(f"{key}: a model has no such setting; it learns what it is given")
+        if key in OWN or key == "preset":
+            raise _foreign(key)
         if key in idle:
             raise EdblError(f"{key} means nothing to a frozen backbone; leave it out, or use tune=all")
     return {key: _plain(value) for key, value in checked.items()}
@@ -154,3 +157,10 @@ def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> di
 
 def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _foreign(key: str) -> EdblError:
+    """Return the error for a key of runs that is not for models."""
+    if key in OWN:
+        return EdblError(f"{key} is not for a model's recipe; it has the setting {OWN[key]}")
+    return EdblError(f"{key}: a model has no such setting; it learns what it is given")

@@ -22,10 +22,10 @@ from edbl.methods import find_method
 from edbl.methods.base import Draw, Phase
 from edbl.nets import backbones
 from edbl.nets.backbones import Backbone
-from edbl.recipe import Recipe
 from edbl.rule import TaskFacts
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
+from edbl.training import Training
 
 CPU = torch.device("cpu")
 
@@ -42,46 +42,46 @@ def _on_gpu() -> Iterator[None]:
 
 
 class Learner:
-    """What learns, made from a recipe; ``make`` makes its backbone where the recipe's is not wanted."""
+    """What learns, made from a training; ``make`` makes its backbone where the training's is not wanted."""
 
     def __init__(
         self,
-        recipe: Recipe,
+        training: Training,
         shape: Sequence[int],
         transform: Transform | Views,
         device: torch.device,
         progress: Progress,
         make: Callable[[Generator], Backbone] | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.training = training
         self.transform = transform
         self.device = device
         self.progress = progress
-        self.seeds = Seeds(recipe.seed)
-        bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and device.type == "cuda")
-        fuse = bf16 and recipe.fused and device.type == "cuda"
-        self.loop = Loop(transform, self.seeds, progress, bf16, recipe.graph)
-        kind = find_method(recipe.method)
+        self.seeds = Seeds(training.seed)
+        bf16 = training.precision == "bf16" or (training.precision == "auto" and device.type == "cuda")
+        fuse = bf16 and training.fused and device.type == "cuda"
+        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph)
+        kind = find_method(training.method)
 
         def backbone(generator: Generator) -> Backbone:
-            made = backbones.build(recipe.net.backbone, shape, generator, kind.last_relu).to(device)
+            made = backbones.build(training.net.backbone, shape, generator, kind.last_relu).to(device)
             if fuse and isinstance(made, backbones.ResNet):
                 made.fuse(shape)
             return made
 
         self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
-        self.memory = Memory(Budget.parse(recipe.memory))
-        if not isinstance(recipe.options, kind.Config):
-            raise TypeError(f"options of {recipe.method} must be its Config; make recipes with Recipe.build")
+        self.memory = Memory(Budget.parse(training.memory))
+        if not isinstance(training.options, kind.Config):
+            raise TypeError(f"options of {training.method} must be its Config; make recipes with Training.build")
         self.method = kind(
             self.net,
             self.memory,
-            recipe.options,
-            recipe.schedule,
-            recipe.optim,
+            training.options,
+            training.schedule,
+            training.optim,
             self.features,
-            recipe.first,
+            training.first,
             transform.normalise,
         )
 
@@ -109,11 +109,11 @@ class Learner:
 
         Later tasks are taken to have a phase for each schedule among the method's own settings.
         """
-        recipe = self.recipe
+        training = self.training
         if first or not new:
-            return recipe.first.schedule(recipe.schedule).epochs
-        own = (value for value in vars(recipe.options).values() if isinstance(value, Schedule))
-        return recipe.schedule.epochs + sum(schedule.epochs for schedule in own)
+            return training.first.schedule(training.schedule).epochs
+        own = (value for value in vars(training.options).values() if isinstance(value, Schedule))
+        return training.schedule.epochs + sum(schedule.epochs for schedule in own)
 
     @_on_gpu()
     def learn(
@@ -124,7 +124,7 @@ class Learner:
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
         self._as_learnt()
-        self._settle(self.recipe.ruled(self._facts(task)) if task.old else self.recipe)
+        self._settle(self.training.ruled(self._facts(task)) if task.old else self.training)
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         timings, losses = self._fit(task, self.method.phases(task), checkpoints)
         self.progress.busy("choosing exemplars")
@@ -136,7 +136,7 @@ class Learner:
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
-        self._settle(self.recipe)
+        self._settle(self.training)
         self.method.teacher = None
         self.net.head.thaw()
         self._fit(task, islice(self.method.phases(task), 1), checkpoints)
@@ -153,7 +153,7 @@ class Learner:
                 clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in losses:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
-            saver = Saver(self.net, checkpoints, task.index, number, self.recipe.checkpoint_seconds)
+            saver = Saver(self.net, checkpoints, task.index, number, self.training.checkpoint_seconds)
             state, epochs = saver.state, phase.schedule.epochs
             self.progress.phase(task.index, phase.name, epochs, state.epoch)
             if state.epoch < epochs:
@@ -165,9 +165,9 @@ class Learner:
                 self._show(task, clean)
         return timings, losses
 
-    def _settle(self, recipe: Recipe) -> None:
-        """Give the method the values of a recipe that the rule may change from task to task."""
-        self.method.schedule, self.method.config = recipe.schedule, cast(Any, recipe.options)
+    def _settle(self, training: Training) -> None:
+        """Give the method the values of a training that the rule may change from task to task."""
+        self.method.schedule, self.method.config = training.schedule, cast(Any, training.options)
 
     def _facts(self, task: Task) -> TaskFacts:
         """Return what the rule asks about a task; features have no size, and count as small images."""

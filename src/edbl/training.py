@@ -1,0 +1,221 @@
+"""Training: every value that a learner reads, and where it comes from. A recipe adds the data set and the stream."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast
+
+import torch
+
+from edbl import config, presets
+from edbl.config import option
+from edbl.data.augment import Transform
+from edbl.errors import EdblError, command, unknown
+from edbl.memory import Budget
+from edbl.methods import find_method, methods
+from edbl.nets.backbones import BACKBONES
+from edbl.rule import RULED, TaskFacts
+from edbl.schedule import FirstTask, Optim, Schedule, moved
+
+MOST_PAD = 64  # pixels
+
+Values = Mapping[str, object]  # by dotted key
+Origins = dict[str, tuple[object, str]]  # values by dotted key, each with where it comes from
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """What is done to images on their way to the network."""
+
+    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "none"] = option(
+        "none", "random changes of training images"
+    )
+    pad: int = option(4, "pixels of padding for the random crop", least=0, most=MOST_PAD)
+    brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
+    cutout: int = option(0, "side of a square that is blanked somewhere in each training image", least=0, most=1024)
+    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation", least=0, most=1)
+    std: tuple[float, ...] = option((0.25,), "standard deviation of each channel")
+
+    def check(self, channels: int) -> None:
+        """Raise if images of so many channels cannot be normalised."""
+        given = len(self.mean), len(self.std)
+        if not set(given) <= {1, channels}:
+            raise EdblError(f"data.mean and data.std need {channels} values, one per channel, not {given}")
+
+    def transform(self, device: torch.device) -> Transform:
+        """Return what happens to images on their way to the network."""
+        return Transform.of(self.augment, self.pad, self.mean, self.std, device, self.brightness, self.cutout)
+
+
+@dataclass(frozen=True)
+class NetSettings:
+    """Which network."""
+
+    backbone: str = option("resnet32", "resnet32, resnet18, small, mlp or given")
+
+
+@dataclass(frozen=True)
+class EvaluationSettings:
+    """How accuracy is measured."""
+
+    nme_flips: bool = option(False, "average class means over exemplars and their mirror images, as iCaRL does")
+
+
+@dataclass(frozen=True)
+class Common:
+    """Every setting of a training but the method's own."""
+
+    method: str = option("edbl", "method to run, or path of a .py file with one")
+    preset: Literal[
+        "default", "tuned", "paper", "quick", "photos-frozen", "photos-tuned", "photos-scratch", "samples"
+    ] = option("default", "where values that are not given come from")
+    by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
+    seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
+    memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
+    precision: Literal["auto", "fp32", "bf16"] = option("auto", "of forward passes in training; auto: bf16 on a GPU")
+    graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
+    fused: bool = option(True, "on a GPU in bf16, use fused kernels for small residual networks")
+    checkpoint_seconds: float = option(5.0, "least seconds between checkpoints inside a training phase", least=0)
+    data: ImageSettings = ImageSettings()
+    net: NetSettings = NetSettings()
+    optim: Optim = Optim()
+    schedule: Schedule = Schedule()
+    first: FirstTask = FirstTask()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    def check(self) -> None:
+        """Refuse what can be seen to be wrong without the data."""
+        if self.net.backbone not in BACKBONES:
+            raise unknown("backbone", self.net.backbone, BACKBONES)
+        if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
+            raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
+        Budget.parse(self.memory)
+        for key in self.by_rule:
+            if key not in RULED:
+                raise unknown("setting in by_rule", key, RULED)
+        check_text("file", self.method)
+
+
+@dataclass(frozen=True)
+class Training(Common):
+    """Every value that a learner reads. Make one with `Training.of`; ``options`` is the method's ``Config``."""
+
+    kind: ClassVar[type[Common]] = Common  # all of it but the options
+
+    options: object = None
+
+    @classmethod
+    def keys(cls, method: str) -> dict[str, config.Leaf]:
+        """Return all settings for a method by dotted key."""
+        return config.leaves(cls.kind) | config.leaves(find_method(method).Config, "options.")
+
+    @classmethod
+    def of(cls, *layers: Values, complete: bool = False) -> Self:
+        """Return the training for values by dotted key, those of later layers winning.
+
+        What is missing comes from the preset. With ``complete``, nothing of the first layer was missing when it was
+        written; what is missing now is newer, and has its built-in default.
+        """
+        found = cls.origins(*layers, complete=complete)
+        filled = {key: value for key, (value, _) in found.items()}
+        common = config.build(cls.kind, {k: v for k, v in filled.items() if not k.startswith("options.")})
+        common.check()
+        if missing := [key for key in common.by_rule if key not in filled]:
+            raise EdblError(f"by_rule names {missing[0]}, which {common.method} does not have; leave it out")
+        if common.method.endswith(".py"):  # so that the run can go on from anywhere
+            common = replace(common, method=str(Path(common.method).resolve()))
+        own = {k: v for k, v in filled.items() if k.startswith("options.")}
+        options = config.build(find_method(common.method).Config, own, "options.")
+        return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=options)
+
+    @classmethod
+    def origins(cls, *layers: Values, complete: bool = False) -> Origins:
+        """Return every value by dotted key, and where it comes from: built in, data set, preset, or given."""
+        method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
+        known = cls.keys(method)
+        given = [check_values(layer, known, method) for layer in layers]
+        cls.check_layers(given, complete)
+        checked = {k: v for layer in given for k, v in layer.items()}
+        found: Origins = {k: (leaf.default, "built in") for k, leaf in known.items()}
+        found |= cls.of_data(found, checked)
+        if not complete:
+            found |= _of_preset(method, found, checked, cls.facts(found, checked))
+        ruled, origin = cast(tuple[tuple[str, ...], str], found["by_rule"])
+        for layer in given:  # what a layer gives is not the rule's to say, unless the layer says so itself
+            ruled = cast(Any, layer["by_rule"]) if "by_rule" in layer else tuple(k for k in ruled if k not in layer)
+        found |= {k: (v, "given") for k, v in checked.items()}
+        by_rule = {k: (found[k][0], "the rule, task by task") for k in ruled if k in found}
+        return found | by_rule | {"by_rule": (ruled, "given" if "by_rule" in checked else origin)}
+
+    @classmethod
+    def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
+        """Refuse what layers of values should not say; they have the types of their settings."""
+
+    @classmethod
+    def of_data(cls, found: Origins, given: Values) -> Origins:
+        """Return the facts of the data set; a training has none."""
+        return {}
+
+    @classmethod
+    def facts(cls, found: Origins, given: Values) -> presets.Facts:
+        """Return what presets ask for."""
+        values: dict[str, Any] = {k: v for k, (v, _) in found.items()}
+        return presets.Facts(
+            preset=str(given.get("preset", values["preset"])),
+            augment=values["data.augment"],
+            kd_scale=values.get("options.kd_scale", ""),
+            grows="options.kd_growth" in values,
+        )
+
+    def ruled(self, task: TaskFacts) -> Self:
+        """Return the recipe with the values that the rule gives for a task after the first."""
+        given = {key: RULED[key](task, self.optim.batch) for key in self.by_rule}
+        schedule = self.schedule.scaled(int(given.get("schedule.epochs", self.schedule.epochs)))
+        schedule = replace(schedule, lr=given.get("schedule.lr", schedule.lr))
+        own = {k.removeprefix("options."): v for k, v in given.items() if k.startswith("options.")}
+        return replace(self, schedule=schedule, options=replace(cast(Any, self.options), **own))
+
+    def values(self) -> dict[str, object]:
+        """Return every value by dotted key."""
+        return config.flatten(self)
+
+
+def _of_preset(method: str, found: Origins, given: Values, facts: presets.Facts) -> Origins:
+    """Return the values of the preset, and milestones that move with given epochs."""
+    usual = {k: v for k, (v, _) in found.items()}
+    kind = find_method(method)
+    theirs = {k for k in usual if _declared_by_users(kind.Config, k)}
+    paper = config.check(kind.paper, Training.keys(method))
+    ours = presets.values(facts, paper, usual, theirs)
+    if "first.task_epochs" in given:  # the preset's milestones are those of its own epochs
+        ours.pop("first.task_milestones", None)
+    made: Origins = {k: (v, f"preset {facts.preset} ({why})") for k, (v, why) in ours.items()}
+    later = moved(usual | {k: v for k, (v, _) in ours.items()}, given)
+    return made | {k: (v, "moved with the epochs") for k, v in later.items()}
+
+
+def _declared_by_users(options: type, key: str) -> bool:
+    """Tell whether an option is one that a user's method declares: whatever its name, our presets know none of them."""
+    kinds = [kind for kind in options.__mro__ if not kind.__module__.startswith("edbl.methods.")]
+    name = key.removeprefix("options.").partition(".")[0]
+    return key.startswith("options.") and any(name in inspect.get_annotations(kind) for kind in kinds)
+
+
+def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
+    """Return values by full key, each as its setting's type; an option of other methods is not taken for a typo."""
+    for key in values:
+        if key not in known and not config.ends(key, known):
+            options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
+            if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
+                raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
+    return config.check(values, known, command("list", "options", method))
+
+
+def check_text(what: str, name: str) -> None:
+    """Refuse the name of a file or folder that cannot be written down."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise EdblError(f"the {what} name {name!r} is not valid text; rename the {what}") from error
