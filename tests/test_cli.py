@@ -16,9 +16,12 @@ from rich.console import Console
 import edbl
 from edbl import Recipe, records
 from edbl.cli.options import with_flags
+from edbl.data import datasets
+from edbl.data.stream import Stream
 from edbl.engine.step import Step
 from edbl.methods import find_method
 from edbl.recipe import shipped_recipes
+from edbl.rule import TaskFacts
 from edbl.studies.demo import recipes as demo_recipes
 from tests.conftest import Cli, Finished
 
@@ -192,8 +195,14 @@ def test_the_demo_compares_fairly() -> None:
         edbl.optim,
         edbl.seed,
     )
-    assert rkd.schedule.epochs == edbl.schedule.epochs + edbl.values()["options.balance.epochs"]  # type: ignore[operator]
     assert rkd.data.holdout == 0
+    data = datasets.load("digits")
+    for task in list(Stream(data, range(10), [2] * 5, torch.device("cpu")))[1:]:
+        facts = TaskFacts(len(task.train), 50, task.old, task.new, size=8)
+        balance = edbl.ruled(facts).values()["options.balance.epochs"]
+        assert isinstance(balance, int)
+        assert rkd.schedule.epochs >= edbl.ruled(facts).schedule.epochs + balance
+        assert rkd.ruled(facts).schedule.lr == edbl.ruled(facts).schedule.lr
 
 
 @pytest.mark.parametrize(

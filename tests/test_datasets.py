@@ -16,9 +16,10 @@ from PIL import Image
 from safetensors import SafetensorError
 from sklearn.datasets import load_digits
 
-from edbl.data import datasets
+from edbl.data import blocks, datasets
 from edbl.data.datasets import DATASETS, FOLDER_DEFAULTS, load
 from edbl.data.download import Remote
+from edbl.data.stream import class_order
 from edbl.errors import EdblError
 
 KEYS = {"data.augment", "data.pad", "data.mean", "data.std", "net.backbone", "memory", "stream.phases"}
@@ -51,10 +52,13 @@ def test_defaults_have_the_same_keys(name: str) -> None:
 
 
 def test_registry() -> None:
-    assert list(DATASETS) == ["cifar10", "cifar100", "tiny-imagenet", "fashion-mnist", "digits"]
+    whole = ["cifar10", "cifar100", "tiny-imagenet", "fashion-mnist", "digits"]
+    pieces = [*(f"cifar100-block{k}" for k in range(5)), *(f"cifar10-part{k}" for k in range(3))]
+    assert list(DATASETS) == [*whole, *pieces]
     for name, source in DATASETS.items():
         assert source.name == name
-        assert all(remote.dataset == name and len(remote.md5) == 32 for remote in source.files)
+        assert all(remote.dataset == name.split("-block")[0].split("-part")[0] for remote in source.files)
+        assert all(len(remote.md5) == 32 for remote in source.files)
     assert DATASETS["digits"].files == ()
     assert datasets.defaults("./folder") is FOLDER_DEFAULTS
 
@@ -222,6 +226,61 @@ def test_cifar_archive_without_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     (place / "test_batch.bin").unlink()
     official(monkeypatch, "CIFAR10", pack(tmp_path, place, "cifar-10-binary.tar.gz"))
     assert "lacks test_batch.bin" in message("cifar10", tmp_path)
+
+
+def test_a_pixel_of_16x16_is_the_rounded_mean_of_four(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "PER_CLASS", 1)
+    place = write_cifar10(tmp_path)
+    for k in range(1, 6):
+        (place / f"data_batch_{k}.bin").write_bytes(cifar_records(list(range(10)), 1)[0])
+    content, pixels = cifar_records([3], 1)
+    pixels[0, 0, :2, :4] = [[0, 0, 255, 255], [0, 2, 255, 254]]  # means 0.5 and 254.75
+    pixels[0, 0, 30:, 30:] = [[9, 9], [9, 10]]  # 9.25
+    (place / "test_batch.bin").write_bytes(content[:1] + pixels.tobytes())
+    test = load("cifar10-part0", tmp_path).test
+    assert test.x.shape == (1, 3, 16, 16)
+    assert test.x.dtype == torch.uint8
+    assert test.x[0, 0, 0, :2].tolist() == [1, 255]
+    assert int(test.x[0, 0, 15, 15]) == 9
+    means = pixels.reshape(1, 3, 16, 2, 16, 2).mean((3, 5))
+    assert np.array_equal(test.x.numpy(), np.floor(means + 0.5))
+
+
+def test_blocks_of_cifar100_share_no_class_and_leave_none_out(tmp_path: Path) -> None:
+    place = write_cifar100(tmp_path)
+    (place / "train.bin").write_bytes(cifar_records([k for _ in range(3) for k in range(100)], 2)[0])
+    (place / "test.bin").write_bytes(cifar_records([*range(100), *range(100)], 2)[0])
+    whole = load("cifar100", tmp_path)
+    found = [load(f"cifar100-block{k}", tmp_path) for k in range(5)]
+    order = [whole.classes[k] for k in class_order("1993", whole.classes)]
+    assert [name for data in found for name in data.classes] == order
+    for k, data in enumerate(found):
+        assert data.name == f"cifar100-block{k}"
+        assert data.train.counts(20).tolist() == [3] * 20
+        assert data.test.counts(20).tolist() == [2] * 20
+        first = whole.train.of([whole.classes.index(data.classes[0])])
+        halved = first.x.double().reshape(3, 3, 16, 2, 16, 2).mean((3, 5)).add(0.5).floor()
+        assert torch.equal(data.train.of([0]).x.double(), halved), "images keep their classes"
+        assert "official set has 50,000" in data.notes[0]
+
+
+def test_parts_of_cifar10_share_no_training_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = write_cifar10(tmp_path)
+    for k in range(1, 6):
+        (place / f"data_batch_{k}.bin").write_bytes(cifar_records([*range(10), *range(9, -1, -1)], 1)[0])
+    assert "cifar10-part1 needs 3,000 training images of each class" in message("cifar10-part1", tmp_path)
+    monkeypatch.setattr(blocks, "PER_CLASS", 3)
+    found = [load(f"cifar10-part{k}", tmp_path) for k in range(3)]
+    for data in found:
+        assert data.train.counts(10).tolist() == [3] * 10
+        assert data.test.y.tolist() == [0, 1, 2]
+    images = torch.cat([data.train.x for data in found]).flatten(1)
+    assert len(images.unique(dim=0)) == len(images) == 90
+
+
+@pytest.mark.parametrize("name", ["cifar100-block3", "cifar10-part2"])
+def test_a_piece_that_is_not_there_is_fetched_as_the_whole(name: str, tmp_path: Path) -> None:
+    assert f"run `edbl data fetch {name.partition('-')[0]} --data-dir {tmp_path}`" in message(name, tmp_path)
 
 
 def idx(magic: int, *shape: int, values: bytes) -> bytes:

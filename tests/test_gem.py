@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize, nnls  # type: ignore[import-untyped]
+from scipy.optimize import minimize, nnls
 from torch import Tensor, nn
 
 from edbl import Recipe

@@ -1,7 +1,7 @@
 """Commands about studies: the demo, the paper's tables and figures, the pages made of them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markdown import Markdown
@@ -31,7 +31,10 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="table1 to table5, or fig2 to fig4.")],
+    name: Annotated[str, typer.Argument(help="table1 to table5, or fig2 to fig4; at small scale also tuning.")],
+    scale: Annotated[
+        Literal["paper", "small"], typer.Option(help="The paper's own runs, or counterparts for a CPU.")
+    ] = "paper",
     seeds: Annotated[int, typer.Option(help="How many runs of each cell, with seeds from 0 on.", min=1)] = 1,
     only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
@@ -42,10 +45,14 @@ def reproduce(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
-    from edbl.studies import pages
+    from edbl.studies import pages, small
+    from edbl.studies.shelf import Shelf
 
     chosen = None if only is None else [word.strip() for word in only.split(",")]
-    _answer(pages.find(name), seeds, chosen, data, at_once, resume, runs, results, data_dir)
+    found = small.find(name) if scale == "small" else pages.find(name)
+    _answer(found, seeds, chosen, data, at_once, resume, runs, results, data_dir)
+    if found.name == small.TUNING and (rates := small.chosen(Shelf(results))):
+        terminal.tell(f"chosen: RATES = {rates}")
 
 
 def study(

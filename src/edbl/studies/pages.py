@@ -18,6 +18,7 @@ from edbl.records import READOUTS
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
 from edbl.store import write_atomic
+from edbl.studies import small_page
 from edbl.studies.paper import (
     BUDGETS,
     EDBL,
@@ -293,6 +294,7 @@ def parts(figures: Path, base: Path) -> dict[str, Callable[[Shelf], str]]:
         "settings": settings,
         "looks": looks,
         "ablation": ablation,
+        "small": small_page.page,
     }
     for name, experiment in EXPERIMENTS.items():
         is_table = experiment.drawn == "table"
