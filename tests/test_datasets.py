@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from PIL import Image
 from safetensors import SafetensorError
 from sklearn.datasets import load_digits
 
-from edbl.data import blocks, datasets
+from edbl.data import blocks, datasets, tiny
 from edbl.data.datasets import DATASETS, FOLDER_DEFAULTS, load
 from edbl.data.download import Remote
 from edbl.data.stream import class_order
@@ -34,10 +35,10 @@ def message(name: str, folder: Path) -> str:
     return text
 
 
-def official(monkeypatch: pytest.MonkeyPatch, constant: str, path: Path) -> None:
+def official(monkeypatch: pytest.MonkeyPatch, constant: str, path: Path, module: ModuleType = datasets) -> None:
     """Make the archive a test wrote the official one."""
-    remote: Remote = getattr(datasets, constant)
-    monkeypatch.setattr(datasets, constant, replace(remote, md5=hashlib.md5(path.read_bytes()).hexdigest()))
+    remote: Remote = getattr(module, constant)
+    monkeypatch.setattr(module, constant, replace(remote, md5=hashlib.md5(path.read_bytes()).hexdigest()))
 
 
 @pytest.mark.parametrize("name", [*DATASETS, "./folder"])
@@ -414,7 +415,7 @@ def check_tiny(folder: Path) -> None:
 @pytest.mark.parametrize("kind", ["zip", "folder"])
 def test_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     if kind == "zip":
-        official(monkeypatch, "TINY", write_tiny_zip(tmp_path, tiny_files()))
+        official(monkeypatch, "FILE", write_tiny_zip(tmp_path, tiny_files()), tiny)
     else:
         write_tiny_folder(tmp_path, tiny_files())
     check_tiny(tmp_path)
@@ -423,7 +424,7 @@ def test_tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> Non
     (tmp_path / "other").touch()
     modes = {(tmp_path / name).stat().st_mode for name in (*cache, "other")}
     assert len(modes) == 1, "who may read the folder may read the cache"
-    monkeypatch.setattr(datasets, "_decode_tiny", None)  # from here on the cache must do
+    monkeypatch.setattr(tiny, "_decode", None)  # from here on the cache must do
     check_tiny(tmp_path)
     (tmp_path / "tiny-imagenet-200.zip").unlink(missing_ok=True)
     check_tiny(tmp_path)
@@ -434,10 +435,10 @@ def test_tiny_cache_of_another_source_is_not_used(tmp_path: Path, monkeypatch: p
     check_tiny(tmp_path)
     write_tiny_folder(tmp_path, {"train/n01/images/n01_9.JPEG": jpeg(255)})
     assert len(load("tiny-imagenet", tmp_path).train) == 7
-    monkeypatch.setattr(datasets, "TINY_FORMAT", 2)
+    monkeypatch.setattr(tiny, "FORMAT", 2)
     write_tiny_folder(tmp_path, {"train/n01/images/n01_9.JPEG": jpeg(30)})  # as many files, other content
     assert round(int(load("tiny-imagenet", tmp_path).train.x[2, 0, 9, 9]), -1) == 30
-    official(monkeypatch, "TINY", write_tiny_zip(tmp_path, tiny_files()))
+    official(monkeypatch, "FILE", write_tiny_zip(tmp_path, tiny_files()), tiny)
     check_tiny(tmp_path)
 
 
@@ -505,7 +506,7 @@ def test_tiny_zip_that_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if damage == "flipped":
         content = files["train/n02/images/n02_1.JPEG"]
         archive.write_bytes(raw.replace(content, content[:-9] + bytes(9)))
-    official(monkeypatch, "TINY", archive)
+    official(monkeypatch, "FILE", archive, tiny)
     words = {
         "cut": f"{archive} is damaged or truncated",
         "flipped": f"{archive} is damaged at tiny-imagenet-200/train/n02/images/n02_1.JPEG",
@@ -534,7 +535,7 @@ def test_tiny_with_wrong_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: dict[str, bytes], words: str
 ) -> None:
     if kind == "zip":
-        official(monkeypatch, "TINY", write_tiny_zip(tmp_path, tiny_files() | change))
+        official(monkeypatch, "FILE", write_tiny_zip(tmp_path, tiny_files() | change), tiny)
     else:
         write_tiny_folder(tmp_path, tiny_files() | change)
     text = message("tiny-imagenet", tmp_path)

@@ -1,31 +1,24 @@
 """The data sets that have a name, and the one way to load any data set."""
 
 import gzip
-import io
 import math
 import os
 import struct
-import time
-import zipfile
 import zlib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
 from torch.nn import functional
 
-from edbl import store
-from edbl.data import blocks, download
-from edbl.data.download import Remote
+from edbl.data import blocks, download, tiny
+from edbl.data.download import Remote, Wrong
 from edbl.data.folder import load_folder
-from edbl.data.images import Dataset, Images
-from edbl.data.threads import in_threads
+from edbl.data.images import Dataset, Images, odd_counts
 from edbl.errors import EdblError, unknown
 
 CIFAR10 = Remote(
@@ -41,13 +34,6 @@ CIFAR100 = Remote(
     md5="03b5dce01913d631647c71ecec9e9cb8",
     size=168_513_733,
     dataset="cifar100",
-)
-TINY = Remote(
-    name="tiny-imagenet-200.zip",
-    url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-    md5="90528d7ca1a48142e341f4ef8d21d0de",
-    size=248_100_043,
-    dataset="tiny-imagenet",
 )
 FASHION = tuple(
     Remote(
@@ -77,9 +63,6 @@ FASHION_CLASSES = (
     "Bag",
     "Ankle boot",
 )
-TINY_CACHE = "tiny-imagenet-200"
-TINY_FORMAT = 1  # of the cache; a change of how images are read or ordered needs a new one
-TINY_CHUNK = 256  # images that one thread reads at a time
 
 
 @dataclass(frozen=True)
@@ -92,10 +75,6 @@ class Source:
     files: tuple[Remote, ...]
     load: Callable[[Path], Dataset]
     defaults: Mapping[str, object]
-
-
-class _Wrong(EdblError):
-    """A file is damaged, or not what it should be."""
 
 
 def is_folder(name: str) -> bool:
@@ -131,7 +110,7 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
     folder = download.data_dir(data_dir)
     try:
         return found.load(folder)
-    except _Wrong as error:
+    except Wrong as error:
         raise EdblError(f"{error}\ndelete it and run {download.fetch_command(name, folder)}") from error
 
 
@@ -166,34 +145,7 @@ def load_fashion(folder: Path) -> Dataset:
         _fashion(_fashion_file(folder, images), _fashion_file(folder, labels))
         for images, labels in (FASHION[:2], FASHION[2:])
     )
-    return Dataset("fashion-mnist", train, test, FASHION_CLASSES, _odd_counts(train, test, 60_000, 10_000))
-
-
-def load_tiny(folder: Path) -> Dataset:
-    """Read Tiny-ImageNet-200 from its zip or its unpacked folder; its val split is the test set.
-
-    Classes are in the order of their sorted WordNet ids. The decoded images are kept beside the source, where the
-    next call finds them.
-    """
-    archive, unpacked = folder / TINY.name, folder / "tiny-imagenet-200"
-    names = [] if archive.exists() or not unpacked.is_dir() else _file_names(unpacked)
-    source = f"zip {TINY.md5}" if archive.exists() else f"folder of {len(names)} files" if names else ""
-    dataset = _read_cache(folder, source)
-    if dataset:
-        return dataset
-    if archive.exists():
-        download.verify(TINY, folder)
-        with download.open_zip(archive) as file:
-            dataset = _decode_tiny(_TinyFiles(archive, file.namelist(), file.read))
-    elif names:
-        dataset = _decode_tiny(_TinyFiles(unpacked, names, lambda name: (folder / name).read_bytes()))
-    else:
-        raise download.missing(TINY, folder)
-    if not os.access(folder, os.W_OK):
-        note = f"{folder} cannot be written to: the images will be decoded again each time"
-        return replace(dataset, notes=(*dataset.notes, note))
-    _write_cache(folder, source, dataset)
-    return dataset
+    return Dataset("fashion-mnist", train, test, FASHION_CLASSES, odd_counts(train, test, 60_000, 10_000))
 
 
 def load_sklearn_digits(folder: Path) -> Dataset:
@@ -229,10 +181,10 @@ def _cifar(folder: Path, kind: _Cifar) -> Dataset:
     place = _cifar_folder(folder, kind)
     classes = tuple((place / kind.names).read_text().split())
     if len(classes) != kind.classes:
-        raise _Wrong(f"{place / kind.names} names {len(classes)} classes, not {kind.classes}")
+        raise Wrong(f"{place / kind.names} names {len(classes)} classes, not {kind.classes}")
     train = Images.cat([_cifar_file(place / name, kind) for name in kind.train])
     test = _cifar_file(place / kind.test, kind)
-    return Dataset(kind.remote.dataset, train, test, classes, _odd_counts(train, test, 50_000, 10_000))
+    return Dataset(kind.remote.dataset, train, test, classes, odd_counts(train, test, 50_000, 10_000))
 
 
 def _cifar_folder(folder: Path, kind: _Cifar) -> Path:
@@ -255,22 +207,12 @@ def _cifar_file(path: Path, kind: _Cifar) -> Images:
     raw = np.fromfile(path, np.uint8)
     record = kind.label_bytes + 3 * 32 * 32
     if not raw.size or raw.size % record:
-        raise _Wrong(f"{path} is truncated or a wrong file: {raw.size:,} bytes are not records of {record:,}")
+        raise Wrong(f"{path} is truncated or a wrong file: {raw.size:,} bytes are not records of {record:,}")
     rows = torch.from_numpy(raw.reshape(-1, record))  # [n, record]
     y = rows[:, kind.label_bytes - 1].long()
     if int(y.max()) >= kind.classes:
-        raise _Wrong(f"{path} is a wrong file: its label {int(y.max())} is beyond {kind.classes - 1}")
+        raise Wrong(f"{path} is a wrong file: its label {int(y.max())} is beyond {kind.classes - 1}")
     return Images(rows[:, kind.label_bytes :].reshape(-1, 3, 32, 32), y)
-
-
-def _odd_counts(train: Images, test: Images, official_train: int, official_test: int) -> tuple[str, ...]:
-    """Return a note if a data set is whole files of images but not all of them."""
-    if (len(train), len(test)) == (official_train, official_test):
-        return ()
-    return (
-        f"{len(train):,} training and {len(test):,} test images were found; "
-        f"the official set has {official_train:,} and {official_test:,}",
-    )
 
 
 def _fashion_file(folder: Path, remote: Remote) -> Path:
@@ -286,9 +228,9 @@ def _fashion(images: Path, labels: Path) -> Images:
     x = _idx(images, magic=2051)  # [n, h, w]
     y = _idx(labels, magic=2049)  # [n]
     if x.shape != (len(y), 28, 28):
-        raise _Wrong(f"{images} does not fit {labels}: its shape is {x.shape}, not {(len(y), 28, 28)}")
+        raise Wrong(f"{images} does not fit {labels}: its shape is {x.shape}, not {(len(y), 28, 28)}")
     if y.max() >= len(FASHION_CLASSES):
-        raise _Wrong(f"{labels} is a wrong file: its label {y.max()} is beyond {len(FASHION_CLASSES) - 1}")
+        raise Wrong(f"{labels} is a wrong file: its label {y.max()} is beyond {len(FASHION_CLASSES) - 1}")
     padded = functional.pad(torch.from_numpy(x).unsqueeze(1), (2, 2, 2, 2))  # [n, 1, 32, 32]
     return Images(padded, torch.from_numpy(y).long())
 
@@ -300,133 +242,13 @@ def _idx(path: Path, magic: int) -> npt.NDArray[np.uint8]:
         try:
             raw = gzip.decompress(raw)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise _Wrong(f"{path} is damaged or truncated ({error})") from error
+            raise Wrong(f"{path} is damaged or truncated ({error})") from error
     start = 4 + 4 * (magic % 256)
     header = struct.unpack(f">{start // 4}I", raw[:start]) if len(raw) >= start else (0,)
     shape = header[1:]
     if header[0] != magic or len(raw) - start != math.prod(shape) or len(raw) == start:
-        raise _Wrong(f"{path} is truncated or no idx file: {len(raw):,} bytes with magic number {header[0]}")
+        raise Wrong(f"{path} is truncated or no idx file: {len(raw):,} bytes with magic number {header[0]}")
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()
-
-
-@dataclass(frozen=True)
-class _TinyFiles:
-    """The files of Tiny-ImageNet, in its zip or unpacked."""
-
-    where: Path
-    names: Sequence[str]
-    read: Callable[[str], bytes]
-
-    def content(self, name: str) -> bytes:
-        try:
-            return self.read(name)
-        except (KeyError, FileNotFoundError) as error:
-            raise _Wrong(f"{self.where} is incomplete: it has no {name}") from error
-        except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-            raise _Wrong(f"{self.where} is damaged at {name} ({error})") from error
-
-    def lines(self, name: str) -> list[list[str]]:
-        """Return the tab-separated fields of a text file."""
-        text = self.content(f"tiny-imagenet-200/{name}").decode(errors="replace")
-        return [line.split("\t") for line in text.splitlines() if line.strip()]
-
-    def image(self, name: str) -> npt.NDArray[np.uint8]:
-        content = self.content(name)
-        try:
-            with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
-                pixels = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-        except Exception as error:  # Pillow answers damaged files with exceptions of every kind
-            raise _Wrong(f"{self.where} has a damaged image, {name} ({error})") from error
-        if pixels.shape != (3, 64, 64):
-            raise _Wrong(f"{self.where} has an image that is not 64x64, {name}")
-        return pixels
-
-
-def _file_names(unpacked: Path) -> list[str]:
-    """Return the files below ``unpacked`` as the zip would name them."""
-    return [
-        (Path(folder) / name).relative_to(unpacked.parent).as_posix()
-        for folder, _, names in os.walk(unpacked)
-        for name in names
-    ]
-
-
-def _decode_tiny(files: _TinyFiles) -> Dataset:
-    wnids = sorted(fields[0] for fields in files.lines("wnids.txt"))
-    label = {wnid: k for k, wnid in enumerate(wnids)}
-    # tiny-imagenet-200/train/WNID/images/NAME.JPEG, which sorts by class first
-    train = [(name, name.split("/")[2]) for name in sorted(files.names) if _is_training_image(name)]
-    test = [(f"tiny-imagenet-200/val/images/{f[0]}", f[1]) for f in files.lines("val/val_annotations.txt") if f[1:]]
-    for name, wnid in (*train, *test):
-        if wnid not in label:
-            raise _Wrong(f"{files.where} gives {name} the class {wnid}, which wnids.txt does not have")
-    if not train or not test:
-        raise _Wrong(f"{files.where} is incomplete: it has no training or no validation images")
-    splits = [
-        Images(
-            _tiny_pixels(files, [name for name, _ in split], title), torch.tensor([label[wnid] for _, wnid in split])
-        )
-        for split, title in ((train, "Tiny-ImageNet training images"), (test, "Tiny-ImageNet test images"))
-    ]
-    return _tiny(splits[0], splits[1], _tiny_classes(files, wnids))
-
-
-def _is_training_image(name: str) -> bool:
-    parts = name.split("/")
-    return parts[:2] == ["tiny-imagenet-200", "train"] and len(parts) == 5 and name.endswith(".JPEG")
-
-
-def _tiny_pixels(files: _TinyFiles, names: Sequence[str], title: str) -> torch.Tensor:
-    x = np.empty((len(names), 3, 64, 64), np.uint8)
-
-    def fill(start: int) -> None:
-        for k in range(start, min(start + TINY_CHUNK, len(names))):
-            x[k] = files.image(names[k])
-
-    in_threads(fill, range(0, len(names), TINY_CHUNK), title)
-    return torch.from_numpy(x)
-
-
-def _tiny_classes(files: _TinyFiles, wnids: Sequence[str]) -> tuple[str, ...]:
-    """Return the first synonym of each class, with the WordNet id where two classes share it."""
-    words = {fields[0]: fields[-1].split(",")[0].strip() for fields in files.lines("words.txt")}
-    names = [words.get(wnid, wnid) for wnid in wnids]
-    counts = Counter(names)
-    return tuple(name if counts[name] == 1 else f"{name} ({wnid})" for name, wnid in zip(names, wnids, strict=True))
-
-
-def _tiny(train: Images, test: Images, classes: tuple[str, ...]) -> Dataset:
-    return Dataset("tiny-imagenet", train, test, classes, _odd_counts(train, test, 100_000, 10_000))
-
-
-@dataclass(frozen=True)
-class _Cached:
-    """What the decoded images of Tiny-ImageNet were read from, and their classes."""
-
-    source: str
-    classes: tuple[str, ...]
-
-
-def _read_cache(folder: Path, source: str) -> Dataset | None:
-    """Return the decoded images kept in a folder if they are of this source, or if they are all there is."""
-    found = store.find(folder, TINY_CACHE, _Cached, TINY_FORMAT)
-    if found is None or source not in ("", found[0].source):
-        return None
-    cached, tensors = found
-    train, test = (Images(tensors[f"{s}.x"], tensors[f"{s}.y"]) for s in ("train", "test"))
-    return _tiny(train, test, cached.classes)
-
-
-def _write_cache(folder: Path, source: str, dataset: Dataset) -> None:
-    splits = {"train": dataset.train, "test": dataset.test}
-    tensors = {f"{name}.{part}": getattr(images, part) for name, images in splits.items() for part in ("x", "y")}
-    for left in folder.glob(f".{TINY_CACHE}.*.tmp"):
-        if time.time() - left.stat().st_mtime > download.ABANDONED:
-            left.unlink(missing_ok=True)
-    try:
-        store.save(folder, TINY_CACHE, _Cached(source, dataset.classes), tensors, TINY_FORMAT)
-    except EdblError as error:
-        raise EdblError(f"{error}\nmake room there, or set another data folder") from error
 
 
 def _settings(
@@ -478,8 +300,8 @@ DATASETS: dict[str, Source] = {
             "tiny-imagenet",
             "Tiny-ImageNet-200: 100,000 + 10,000 images of 200 classes, 3x64x64",
             200,
-            (TINY,),
-            load_tiny,
+            (tiny.FILE,),
+            tiny.load,
             _settings("flip", 0, TINY_MEAN, TINY_STD, "resnet18", "per_class=20"),
         ),
         Source(

@@ -30,6 +30,10 @@ CHUNK = 1 << 18  # bytes read at once
 ABANDONED = 3600  # seconds after which nobody is still writing
 
 
+class Wrong(EdblError):
+    """A file of a data set is damaged, or not what it should be."""
+
+
 @dataclass(frozen=True)
 class Remote:
     """One official file: its name below the data folder, where it is published, and how to recognise it."""

@@ -53,3 +53,13 @@ class Dataset:
     test: Images
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what a user should know: files skipped, converted, split off
+
+
+def odd_counts(train: Images, test: Images, official_train: int, official_test: int) -> tuple[str, ...]:
+    """Return a note if a data set is whole files of images but not all of them."""
+    if (len(train), len(test)) == (official_train, official_test):
+        return ()
+    return (
+        f"{len(train):,} training and {len(test):,} test images were found; "
+        f"the official set has {official_train:,} and {official_test:,}",
+    )
