@@ -4,13 +4,16 @@ Numbers are printed ones, in percent. A row that the paper quotes from elsewhere
 run all the same where it is asked for.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
+from edbl import config
 from edbl.errors import EdblError, unknown
-from edbl.recipe import Recipe
+from edbl.recipe import Recipe, find_recipe, flat
 
+DATA_SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
 Cell = tuple[float, ...]  # one number, or one for each phase, or none
 Settings = Mapping[str, object]
 
@@ -22,6 +25,17 @@ class Column:
     label: str
     name: str  # of its folder
     settings: Settings
+
+    @classmethod
+    def of(cls, recipe: str, label: str = "") -> Self:
+        """Return the column of a recipe that comes with the package: all that it says but the method."""
+        file = flat(tomllib.loads(find_recipe(recipe).read_text(encoding="utf-8")))
+        settings = config.check(file, Recipe.keys(str(file["method"])))
+        del settings["method"]
+        data, protocol, phases, memory = map(settings.get, ("data.name", "stream.protocol", "stream.phases", "memory"))
+        # Records were named before recipes were, and with their memory.
+        folder = f"{data}-{protocol}-{phases}-{str(memory).replace('=', '')}" if phases else recipe
+        return cls(label or f"{DATA_SETS[str(data)]}, {phases} phases", folder, settings)
 
 
 @dataclass(frozen=True)
@@ -57,19 +71,6 @@ class Planned:
     recipe: Recipe
 
 
-def _column(data: str, protocol: str, phases: int, memory: str, label: str = "") -> Column:
-    settings = {
-        "data.name": data,
-        "stream.protocol": protocol,
-        "stream.phases": phases,
-        "stream.order": "natural" if data == "cifar10" else "1993",  # docs/calibration.md
-        "memory": memory,
-    }
-    names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
-    shown = label or f"{names[data]}, {phases} phases"
-    return Column(shown, f"{data}-{protocol}-{phases}-{memory.replace('=', '')}", settings)
-
-
 def _row(label: str, method: str, *printed: float | None, quoted: bool = False) -> Row:
     readout: Literal["cnn", "nme"] = "nme" if label.endswith("NME") or method == "icarl" else "cnn"
     return Row(label, method, readout, tuple(() if number is None else (number,) for number in printed), quoted)
@@ -79,15 +80,17 @@ def _phases(label: str, method: str, *printed: Sequence[float]) -> Row:
     return Row(label, method, "cnn", tuple(tuple(100 * number for number in cell) for cell in printed))
 
 
-HALF = tuple(
-    _column(data, "base-half", phases, "per_class=20") for data in ("cifar100", "tiny-imagenet") for phases in (5, 10)
-)
+HALF = tuple(Column.of(f"{data}-base-half-{phases}") for data in ("cifar100", "tiny-imagenet") for phases in (5, 10))
 ZERO = (
-    *(_column("cifar10", "base0", phases, "total=200") for phases in (2, 5)),
-    *(_column("cifar100", "base0", phases, "total=2000") for phases in (2, 5, 10)),
+    *(Column.of(f"cifar10-base0-{phases}") for phases in (2, 5)),
+    *(Column.of(f"cifar100-base0-{phases}") for phases in (2, 5, 10)),
 )
 ABLATION = (ZERO[1], ZERO[3])
-BUDGETS = tuple(_column("cifar100", "base0", 5, f"total={k}", f"{k} exemplars") for k in (200, 500, 1000, 2000))
+BUDGETS = (
+    *(Column.of(f"cifar100-base0-5-{k}", f"{k} exemplars") for k in (200, 500, 1000)),
+    replace(ZERO[3], label="2000 exemplars"),
+)
+FOUR = Column.of("cifar10-four", "4 classes of CIFAR-10, 2 phases")
 
 TABLE_1 = (
     _row("LwF*", "lwf", 49.59, 46.98, None, None, quoted=True),
@@ -160,17 +163,6 @@ TABLE_5 = tuple(
     for readout in PRINTED_5
     for k, alpha in enumerate(ALPHAS)
 )
-FOUR = Column(
-    "4 classes of CIFAR-10, 2 phases",
-    "cifar10-four",
-    {
-        "data.name": "cifar10",
-        "stream.protocol": "tasks",
-        "stream.tasks": (("airplane", "cat"), ("dog", "ship")),
-        "memory": "total=200",
-    },
-)
-
 EDBL = TABLE_2[-2]
 STREAM = ("data.name", "data.mean", "data.std", "stream.", "memory")  # keys that say what is learnt, not how
 
