@@ -40,7 +40,7 @@ LAYERS = {
     "engine": ["data", "files", "memory", "methods", "nets", "recipe", "records", "schedule", "seeds"],
     "fleet": ["config", "data", "engine", "files", "methods", "recipe", "records"],
     "report": ["files", "metrics", "recipe", "records", "text"],
-    "studies": ["config", "engine", "files", "methods", "recipe", "records", "report"],
+    "studies": ["config", "data", "engine", "files", "fleet", "memory", "methods", "recipe", "records", "report"],
     "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
     "app": ["config", "data", "engine", "files", "memory", "methods", "nets", "recipe", "schedule", "seeds", "text"],
     "cli": [],

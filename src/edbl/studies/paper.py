@@ -69,6 +69,7 @@ class Planned:
 
     folder: str  # below the folder of results
     recipe: Recipe
+    features: bool = False  # whether its features are worth keeping, for a map
 
 
 def _row(label: str, method: str, *printed: float | None, quoted: bool = False) -> Row:
@@ -181,9 +182,10 @@ EXPERIMENTS = {
 }
 
 
-def folder_of(column: Column, row: Row, seed: int) -> str:
+def folder_of(column: Column, row: Row, seed: int, preset: str = "default") -> str:
     """Return where the run of a cell lies below the results."""
-    return f"{column.name}/{row.name or row.method}-seed{seed}"
+    other = "" if preset == "default" else f"-{preset}"
+    return f"{column.name}/{row.name or row.method}{other}-seed{seed}"
 
 
 def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = "default") -> Recipe:
@@ -197,27 +199,28 @@ def one_recipe(column: Column) -> Recipe:
     return Recipe.of(recipe_of(ZERO[3], EDBL).values() | stream)
 
 
-def planned(experiment: Experiment, seeds: Sequence[int]) -> list[Planned]:
+def planned(experiment: Experiment, seeds: Sequence[int], preset: str = "default") -> list[Planned]:
     """Return the runs behind an experiment, each once, the first seed of all first."""
     found: dict[str, Planned] = {}
     for seed in seeds:
         for column in experiment.columns:
             for row in experiment.rows:
-                folder = folder_of(column, row, seed)
-                found.setdefault(folder, Planned(folder, recipe_of(column, row, seed)))
+                folder = folder_of(column, row, seed, preset)
+                recipe = recipe_of(column, row, seed, preset)
+                found.setdefault(folder, Planned(folder, recipe, experiment.drawn == "tsne"))
     return list(found.values())
 
 
 def wanted(
-    experiment: Experiment, seeds: Sequence[int], methods: Sequence[str] | None = None, data: str | None = None
+    runs: Sequence[Planned], name: str, methods: Sequence[str] | None = None, data: str | None = None
 ) -> list[Planned]:
-    """Return the runs behind an experiment that are of these methods and this data set, all if none is named."""
-    known = sorted({row.method for row in experiment.rows})
+    """Return those of a table's runs that are of these methods and this data set, all if none is named."""
+    known = sorted({run.recipe.method for run in runs})
     for method in methods or ():
         if method not in known:
-            raise unknown(f"method in {experiment.name}", method, known)
-    found = [p for p in planned(experiment, seeds) if methods is None or p.recipe.method in methods]
-    found = [p for p in found if data in (None, p.recipe.data.name)]
+            raise unknown(f"method in {name}", method, known)
+    found = [run for run in runs if methods is None or run.recipe.method in methods]
+    found = [run for run in found if data in (None, run.recipe.data.name)]
     if not found:
-        raise EdblError(f"{experiment.name} has nothing on {data}")
+        raise EdblError(f"{name} has nothing on {data}")
     return found
