@@ -54,7 +54,7 @@ LAYERS = {
     ],
     "fleet": ["config", "data", "engine", "methods", "recipe", "records", "store"],
     "report": ["metrics", "recipe", "records", "store", "text"],
-    "studies": ["config", "engine", "recipe", "records", "report", "rule", "store"],
+    "studies": ["config", "data", "engine", "fleet", "memory", "recipe", "records", "report", "rule", "store"],
     "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
     "app": [
         "config",

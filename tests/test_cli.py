@@ -20,7 +20,6 @@ from edbl.data import datasets
 from edbl.data.stream import Stream
 from edbl.engine.step import Step
 from edbl.methods import find_method
-from edbl.recipe import shipped_recipes
 from edbl.rule import TaskFacts
 from edbl.studies.demo import recipes as demo_recipes
 from tests.conftest import Cli, Finished
@@ -155,15 +154,6 @@ def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -
     assert "options.deep 7 built in how [deep] it is" in " ".join(
         cli("list", "options", tmp_path / "mine.py").out.split()
     )
-
-
-def test_every_shipped_recipe_is_right() -> None:
-    assert shipped_recipes().keys() >= {"digits", "cifar100-base0-5"}
-    for path in shipped_recipes().values():
-        recipe = Recipe.read(path)
-        if path.stem != "digits":
-            assert path.stem == f"{recipe.data.name}-{recipe.stream.protocol}-{recipe.stream.phases}"
-            assert recipe.preset == "paper"
 
 
 def test_data_verify_digits(cli: Cli) -> None:

@@ -1,5 +1,9 @@
 """Commands about studies: the demo, the paper's tables and figures, the pages made of them."""
 
+import time
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -8,10 +12,13 @@ from rich.markdown import Markdown
 
 from edbl.cli import stopping, terminal
 from edbl.cli.options import DataDir
-from edbl.errors import command
+from edbl.errors import EdblError, command
 
 if TYPE_CHECKING:
-    from edbl.studies.paper import Experiment
+    from edbl.fleet.turns import Limit
+    from edbl.studies.paper import Experiment, Planned
+    from edbl.studies.queue import Entry, Item
+    from edbl.studies.shelf import Shelf
 
 
 def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None) -> None:
@@ -31,28 +38,65 @@ def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: 
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="table1 to table5, or fig2 to fig4; at small scale also tuning.")],
+    name: Annotated[str, typer.Argument(help="table1 to table5, fig2 to fig4, or all; at small scale also tuning.")],
     scale: Annotated[
         Literal["paper", "small"], typer.Option(help="The paper's own runs, or counterparts for a CPU.")
     ] = "paper",
-    seeds: Annotated[int, typer.Option(help="How many runs of each cell, with seeds from 0 on.", min=1)] = 1,
+    seeds: Annotated[
+        int | None, typer.Option(help="How many runs of each cell, with seeds from 0 on. Default: 1; of all, 3.", min=1)
+    ] = None,
     only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they take, and run none.")] = False,
+    minutes: Annotated[float | None, typer.Option(help="Run so long; the same command goes on later.")] = None,
     at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
     resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
     runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/reproduce"),
     results: Annotated[Path, typer.Option(help="Where the records of finished runs are kept.")] = Path("results"),
+    studies: Annotated[Path, typer.Option(help="Of all: studies to run too, if they are there.")] = Path(
+        "studies/rule"
+    ),
     data_dir: DataDir = None,
 ) -> None:
-    """Run what is missing of a table or figure of the paper, and show it beside what was printed."""
-    from edbl.studies import pages, small
+    """Run what is missing of a table or figure of the paper, or of all, and show it beside what was printed."""
+    from edbl.studies import pages, queue, small
+    from edbl.studies.paper import planned
     from edbl.studies.shelf import Shelf
+    from edbl.studies.study import read_all
 
-    chosen = None if only is None else [word.strip() for word in only.split(",")]
-    found = small.find(name) if scale == "small" else pages.find(name)
-    _answer(found, seeds, chosen, data, at_once, resume, runs, results, data_dir)
-    if found.name == small.TUNING and (rates := small.chosen(Shelf(results))):
+    end = _end(minutes, resume)
+    shelf = Shelf(results)
+    if name == queue.ALL:
+        found = None
+        asked = read_all(studies) if studies.is_dir() else []
+        items = queue.small_scale() if scale == "small" else queue.everything(seeds or queue.SEEDS, asked)
+    else:
+        found = small.find(name) if scale == "small" else pages.find(name)
+        items = [queue.Item(name, found.title, planned(found, range(seeds or 1)))]
+    methods = None if only is None else [word.strip() for word in only.split(",")]
+    items = queue.chosen(items, name, methods, data)
+    if dry_run:
+        _show_queue(_entries(items, shelf, runs, data_dir))
+        return
+    if found is None or minutes is not None:
+        _work_off(items, shelf, runs, at_once, resume, data_dir, end)
+    else:
+        _make([[run for item in items for run in item.runs]], shelf, runs, at_once, resume, data_dir)
+    if found is not None:
+        _show(found, shelf, runs)
+    if scale == "small" and not small.RATES and (rates := small.chosen(shelf)):
         terminal.tell(f"chosen: RATES = {rates}")
+
+
+def _end(minutes: float | None, resume: bool) -> float | None:
+    """Return when the time is over that a command has from now on."""
+    if minutes is None:
+        return None
+    if not minutes > 0:
+        raise EdblError(f"--minutes {minutes:g}: it takes more than 0")
+    if not resume:
+        raise EdblError("--minutes goes on with what was begun; leave --no-resume out")
+    return time.monotonic() + 60 * minutes
 
 
 def study(
@@ -65,48 +109,135 @@ def study(
     data_dir: DataDir = None,
 ) -> None:
     """Run what is missing of a study on held-out training images, and show its candidates side by side."""
+    from edbl.studies.paper import planned
+    from edbl.studies.shelf import Shelf
     from edbl.studies.study import read
 
-    found = read(file)
-    _answer(found.experiment, seeds, None, None, at_once, resume, runs, results, data_dir)
+    found, shelf = read(file), Shelf(results)
+    _make([planned(found.experiment, range(seeds))], shelf, runs, at_once, resume, data_dir)
+    _show(found.experiment, shelf, runs)
     for title, text in (("rule", found.rule), ("decision", found.decision)):
         if text:
             terminal.tell(f"{title}: {text}")
 
 
-def _answer(
-    experiment: "Experiment",
-    seeds: int,
-    methods: list[str] | None,
-    data: str | None,
+def _make(
+    batches: "Sequence[Sequence[Planned]]",
+    shelf: "Shelf",
+    runs: Path,
     at_once: int | None,
     resume: bool,
-    runs: Path,
-    results: Path,
     data_dir: Path | None,
+    limit: "Limit | None" = None,
 ) -> None:
-    """Run what is missing of an experiment, keep it, and show all of it."""
+    """Run what is missing of the plans, batch by batch, and keep it."""
     from edbl.fleet.many import Job, run_many
     from edbl.fleet.many import at_once as usual
+
+    plans = {runs / plan.folder: plan for batch in batches for plan in batch if not shelf.has(plan.recipe)}
+
+    def done(job: Job) -> None:
+        shelf.keep(job.folder, plans[job.folder].folder, features=plans[job.folder].features)
+
+    otherwise = "use --no-resume to begin all anew, or another --runs"
+    failed = []
+    with stopping.many_runs():
+        for batch in batches:
+            jobs = [Job(plan.recipe, runs / plan.folder) for plan in batch if runs / plan.folder in plans]
+            if jobs:
+                workers = min(at_once or usual("auto"), len(jobs))
+                try:
+                    run_many(jobs, workers, terminal.console, data_dir, done, otherwise, not resume, limit)
+                except EdblError as error:
+                    failed.append(str(error))
+    if failed:
+        raise EdblError("\n".join(failed))
+
+
+def _show(experiment: "Experiment", shelf: "Shelf", runs: Path) -> None:
     from edbl.studies import pages
-    from edbl.studies.paper import wanted
-    from edbl.studies.shelf import Shelf
 
-    shelf = Shelf(results)
-    missing = [plan for plan in wanted(experiment, range(seeds), methods, data) if not shelf.has(plan.recipe)]
-    jobs = [Job(plan.recipe, runs / plan.folder) for plan in missing]
-    if jobs:
-        workers = min(at_once or usual("auto"), len(jobs))
-
-        def done(job: Job) -> None:
-            shelf.keep(job.folder, job.folder.relative_to(runs).as_posix(), features=experiment.drawn == "tsne")
-
-        otherwise = "use --no-resume to begin all anew, or another --runs"
-        with stopping.many_runs():
-            run_many(jobs, workers, terminal.console, data_dir, done, otherwise, anew=not resume)
     terminal.console.print(Markdown(pages.shown(experiment, shelf)))
     for figure in pages.figure(experiment, shelf, runs).values():
         terminal.tell(f"figure: {runs / figure}")
+
+
+def _entries(items: "Sequence[Item]", shelf: "Shelf", runs: Path, data_dir: Path | None) -> "list[Entry]":
+    """Return the queue as it stands on this machine."""
+    from edbl.data import datasets
+    from edbl.engine import environment
+    from edbl.studies import queue
+
+    @cache
+    def absent(name: str) -> str:
+        try:
+            datasets.load(name, data_dir)
+        except EdblError as error:
+            return str(error).splitlines()[0].rstrip(",")
+        return ""
+
+    return queue.plan(items, shelf, runs, environment.describe(environment.pick_device("auto")), absent)
+
+
+def _work_off(
+    items: "Sequence[Item]",
+    shelf: "Shelf",
+    runs: Path,
+    at_once: int | None,
+    resume: bool,
+    data_dir: Path | None,
+    end: float | None,
+) -> None:
+    """Run what is missing of a queue, in order, until the time is over."""
+    from edbl.engine import environment
+    from edbl.fleet.turns import Limit
+    from edbl.studies import queue
+
+    entries = _entries(items, shelf, runs, data_dir)
+    _tell_obstacles(entries)
+    limit = None
+    if end is not None:
+        limit = Limit(end, queue.in_time(entries, runs, end - time.monotonic()))
+    try:
+        gpu = environment.pick_device("auto").type == "cuda"
+        _make(queue.batches(entries, gpu), shelf, runs, at_once, resume, data_dir, limit)
+    finally:
+        terminal.tell(_summary(_entries(items, shelf, runs, data_dir)))
+
+
+def _show_queue(entries: "Sequence[Entry]") -> None:
+    from edbl.studies.queue import shown
+    from edbl.text import count
+
+    table = terminal.table("item", "run", "seed", "state", "left", "first task")
+    for entry in entries:
+        left = "" if entry.state == "done" else shown(entry.seconds) + (f" on {entry.machine}" if entry.machine else "")
+        start = f"from {entry.start}" if entry.start else f"for {count(entry.others, 'other')}" if entry.others else ""
+        state = f"{entry.state}, cannot be run" if entry.obstacle else entry.state
+        table.add_row(entry.item, entry.run.folder, str(entry.run.recipe.seed), state, left, start)
+    terminal.show(table)
+    _tell_obstacles(entries)
+    terminal.tell(_summary(entries))
+
+
+def _tell_obstacles(entries: "Sequence[Entry]") -> None:
+    from edbl.text import count
+
+    for why, number in Counter(entry.obstacle for entry in entries if entry.obstacle).items():
+        terminal.tell(f"{count(number, 'run')} left out: {why}")
+
+
+def _summary(entries: "Sequence[Entry]") -> str:
+    """Return how much of a queue is done, and how long the rest takes."""
+    from edbl.studies.queue import shown
+    from edbl.text import count
+
+    states = Counter(entry.state for entry in entries)
+    todo = [entry.seconds for entry in entries if entry.state != "done"]
+    known = [seconds for seconds in todo if seconds is not None]
+    unknown = f", and {len(todo) - len(known)} of them nobody knows how long" if len(todo) > len(known) else ""
+    rest = f"; the rest takes about {shown(sum(known))}, the times of all runs added up{unknown}" if known else ""
+    return f"{count(len(entries), 'run')}: {', '.join(f'{states[s]} {s}' for s in ('done', 'begun', 'missing'))}{rest}"
 
 
 def results(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.fleet import starts
 from edbl.fleet.mps import shared_gpu
+from edbl.fleet.turns import Limit, Turns
 from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
 from edbl.store import lock
@@ -72,6 +74,10 @@ class _Shared(Count):
 
 class _NoGpu(RuntimeError):
     """The GPU that the others have is not there for this process."""
+
+
+class _Stopped(RuntimeError):
+    """The time was over before the run was."""
 
 
 _shares: "ctypes.Array[ctypes.c_double]"  # of each job that is done; set in each worker process
@@ -142,11 +148,13 @@ def run_many(
     done: Callable[[Job], None] = lambda _: None,
     otherwise: str = "use another folder",
     anew: bool = False,
+    limit: Limit | None = None,
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
     ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
-    ``anew`` makes all of them again, from their beginning.
+    ``anew`` makes all of them again, from their beginning. With a ``limit``, runs that would not end in time do not
+    begin, those that did not are stopped, so that they can go on, and the records are of those that are done.
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
@@ -159,6 +167,7 @@ def run_many(
     names = _names(jobs)
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
+    well: list[int] = []
     left: Collection[int] = range(len(jobs))
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
@@ -169,12 +178,13 @@ def run_many(
 
         for _ in range(TRIES):
             broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpu, show):
+            for place, error in _ended(jobs, left, workers, data_dir, gpu, show, limit):
                 if error is None:
                     done(jobs[place])
+                    well.append(place)
                 elif isinstance(error, EdblError):
                     failed[place] = error
-                else:
+                elif not isinstance(error, _Stopped):
                     broken[place] = error
                 told = f"{jobs[place].folder}: {_told(error)}"
                 console.print(told, markup=False, highlight=False, soft_wrap=True)
@@ -186,14 +196,14 @@ def run_many(
         listed = ", ".join(names[place] for place in sorted(failed))
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
-    return [records.read(job.folder) for job in jobs]
+    return [records.read(jobs[place].folder) for place in sorted(well)]
 
 
 def _told(error: BaseException | None) -> str:
     """Return how a run ended: done, what was wrong, or of a bug all that is known."""
     if error is None:
         return "done"
-    if isinstance(error, EdblError | BrokenProcessPool | _NoGpu):
+    if isinstance(error, EdblError | BrokenProcessPool | _NoGpu | _Stopped):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
 
@@ -205,6 +215,7 @@ def _ended(
     data_dir: Path | None,
     gpu: bool,
     show: Callable[[int, float], None],
+    limit: Limit | None = None,
 ) -> Iterator[tuple[int, BaseException | None]]:
     """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
@@ -213,14 +224,13 @@ def _ended(
     together = min(workers, len(places))
     part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
     running: dict[Future[None], int] = {}
-    names, waiting = _names(jobs), starts.waiting(jobs, places)
-    late = {place for others in waiting.values() for place in others}
+    others = multiprocessing.active_children()
     with (
         shared_gpu(part) if gpu else nullcontext(),
         tempfile.TemporaryDirectory(prefix="edbl-") as kept,
         ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
     ):
-        shared = {first: starts.Start(Path(kept, str(first)), names[first]) for first in waiting}
+        turns = Turns(jobs, places, _names(jobs), Path(kept), limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
@@ -228,27 +238,36 @@ def _ended(
                 running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
 
         try:
-            for place in places:
-                if place not in late:
-                    submit(place, shared.get(place))
-            while running:
+            while True:
+                while len(running) < workers and (turn := turns.next()):
+                    try:
+                        submit(*turn)
+                    except BrokenProcessPool as error:
+                        turns.ended(turn[0])
+                        yield turn[0], error
+                if not running:
+                    return
                 ended = wait(running, REFRESH, FIRST_COMPLETED).done
                 for place in places:
                     show(place, shares[place])
-                for first in list(waiting):
-                    start = shared[first] if shared[first].is_kept() else None
-                    if start is not None or any(running[future] == first for future in ended):
-                        for place in waiting.pop(first):
-                            try:
-                                submit(place, start)
-                            except BrokenProcessPool as error:
-                                yield place, error
                 for future in ended:
+                    turns.ended(running[future])
                     yield running.pop(future), future.exception()
+                if limit is not None and limit.left <= 0:
+                    _terminate(others)
+                    for place in running.values():
+                        yield place, _Stopped("stopped, as the time is over; it can go on")
+                    return
         except BaseException:  # such as Ctrl-C; the pool would wait for all runs
-            for process in multiprocessing.active_children():
-                process.terminate()
+            _terminate(others)
             raise
+
+
+def _terminate(others: Sequence[BaseProcess]) -> None:
+    """End the processes of runs, which have checkpoints, but not those that were there before."""
+    for process in multiprocessing.active_children():
+        if process not in others:
+            process.terminate()
 
 
 @contextmanager

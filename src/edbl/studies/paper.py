@@ -4,13 +4,17 @@ Numbers are printed ones, in percent. A row that the paper quotes from elsewhere
 run all the same where it is asked for.
 """
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
+from edbl import config
 from edbl.errors import EdblError, unknown
-from edbl.recipe import Recipe
+from edbl.recipe import Recipe, find_recipe, flat
 
+DATA_SETS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
+TUNED = "tuned"  # the preset of the records that the tables show
 Cell = tuple[float, ...]  # one number, or one for each phase, or none
 Settings = Mapping[str, object]
 
@@ -22,6 +26,17 @@ class Column:
     label: str
     name: str  # of its folder
     settings: Settings
+
+    @classmethod
+    def of(cls, recipe: str, label: str = "") -> Self:
+        """Return the column of a recipe that comes with the package: all that it says but method and preset."""
+        file = flat(tomllib.loads(find_recipe(recipe).read_text(encoding="utf-8")))
+        settings = config.check(file, Recipe.keys(str(file["method"])))
+        del settings["method"], settings["preset"]
+        data, protocol, phases, memory = map(settings.get, ("data.name", "stream.protocol", "stream.phases", "memory"))
+        # Records were named before recipes were, and with their memory.
+        folder = f"{data}-{protocol}-{phases}-{str(memory).replace('=', '')}" if phases else recipe
+        return cls(label or f"{DATA_SETS[str(data)]}, {phases} phases", folder, settings)
 
 
 @dataclass(frozen=True)
@@ -55,19 +70,7 @@ class Planned:
 
     folder: str  # below the folder of results
     recipe: Recipe
-
-
-def _column(data: str, protocol: str, phases: int, memory: str, label: str = "") -> Column:
-    settings = {
-        "data.name": data,
-        "stream.protocol": protocol,
-        "stream.phases": phases,
-        "stream.order": "natural" if data == "cifar10" else "1993",  # docs/calibration.md
-        "memory": memory,
-    }
-    names = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tiny-imagenet": "Tiny-ImageNet"}
-    shown = label or f"{names[data]}, {phases} phases"
-    return Column(shown, f"{data}-{protocol}-{phases}-{memory.replace('=', '')}", settings)
+    features: bool = False  # whether its features are worth keeping, for a map
 
 
 def _row(label: str, method: str, *printed: float | None, quoted: bool = False) -> Row:
@@ -79,15 +82,17 @@ def _phases(label: str, method: str, *printed: Sequence[float]) -> Row:
     return Row(label, method, "cnn", tuple(tuple(100 * number for number in cell) for cell in printed))
 
 
-HALF = tuple(
-    _column(data, "base-half", phases, "per_class=20") for data in ("cifar100", "tiny-imagenet") for phases in (5, 10)
-)
+HALF = tuple(Column.of(f"{data}-base-half-{phases}") for data in ("cifar100", "tiny-imagenet") for phases in (5, 10))
 ZERO = (
-    *(_column("cifar10", "base0", phases, "total=200") for phases in (2, 5)),
-    *(_column("cifar100", "base0", phases, "total=2000") for phases in (2, 5, 10)),
+    *(Column.of(f"cifar10-base0-{phases}") for phases in (2, 5)),
+    *(Column.of(f"cifar100-base0-{phases}") for phases in (2, 5, 10)),
 )
 ABLATION = (ZERO[1], ZERO[3])
-BUDGETS = tuple(_column("cifar100", "base0", 5, f"total={k}", f"{k} exemplars") for k in (200, 500, 1000, 2000))
+BUDGETS = (
+    *(Column.of(f"cifar100-base0-5-{k}", f"{k} exemplars") for k in (200, 500, 1000)),
+    replace(ZERO[3], label="2000 exemplars"),
+)
+FOUR = Column.of("cifar10-four", "4 classes of CIFAR-10, 2 phases")
 
 TABLE_1 = (
     _row("LwF*", "lwf", 49.59, 46.98, None, None, quoted=True),
@@ -160,17 +165,6 @@ TABLE_5 = tuple(
     for readout in PRINTED_5
     for k, alpha in enumerate(ALPHAS)
 )
-FOUR = Column(
-    "4 classes of CIFAR-10, 2 phases",
-    "cifar10-four",
-    {
-        "data.name": "cifar10",
-        "stream.protocol": "tasks",
-        "stream.tasks": (("airplane", "cat"), ("dog", "ship")),
-        "memory": "total=200",
-    },
-)
-
 EDBL = TABLE_2[-2]
 STREAM = ("data.name", "data.mean", "data.std", "stream.", "memory")  # keys that say what is learnt, not how
 
@@ -189,12 +183,13 @@ EXPERIMENTS = {
 }
 
 
-def folder_of(column: Column, row: Row, seed: int) -> str:
+def folder_of(column: Column, row: Row, seed: int, preset: str = TUNED) -> str:
     """Return where the run of a cell lies below the results."""
-    return f"{column.name}/{row.name or row.method}-seed{seed}"
+    other = "" if preset == TUNED else f"-{preset}"
+    return f"{column.name}/{row.name or row.method}{other}-seed{seed}"
 
 
-def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = "tuned") -> Recipe:
+def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = TUNED) -> Recipe:
     """Return the recipe of a cell's run."""
     return Recipe.of({"method": row.method, "seed": seed, "preset": preset, **column.settings}, row.options)
 
@@ -205,27 +200,28 @@ def one_recipe(column: Column) -> Recipe:
     return Recipe.of(recipe_of(ZERO[3], EDBL).values() | stream)
 
 
-def planned(experiment: Experiment, seeds: Sequence[int]) -> list[Planned]:
+def planned(experiment: Experiment, seeds: Sequence[int], preset: str = TUNED) -> list[Planned]:
     """Return the runs behind an experiment, each once, the first seed of all first."""
     found: dict[str, Planned] = {}
     for seed in seeds:
         for column in experiment.columns:
             for row in experiment.rows:
-                folder = folder_of(column, row, seed)
-                found.setdefault(folder, Planned(folder, recipe_of(column, row, seed)))
+                folder = folder_of(column, row, seed, preset)
+                recipe = recipe_of(column, row, seed, preset)
+                found.setdefault(folder, Planned(folder, recipe, experiment.drawn == "tsne"))
     return list(found.values())
 
 
 def wanted(
-    experiment: Experiment, seeds: Sequence[int], methods: Sequence[str] | None = None, data: str | None = None
+    runs: Sequence[Planned], name: str, methods: Sequence[str] | None = None, data: str | None = None
 ) -> list[Planned]:
-    """Return the runs behind an experiment that are of these methods and this data set, all if none is named."""
-    known = sorted({row.method for row in experiment.rows})
+    """Return those of a table's runs that are of these methods and this data set, all if none is named."""
+    known = sorted({run.recipe.method for run in runs})
     for method in methods or ():
         if method not in known:
-            raise unknown(f"method in {experiment.name}", method, known)
-    found = [p for p in planned(experiment, seeds) if methods is None or p.recipe.method in methods]
-    found = [p for p in found if data in (None, p.recipe.data.name)]
+            raise unknown(f"method in {name}", method, known)
+    found = [run for run in runs if methods is None or run.recipe.method in methods]
+    found = [run for run in found if data in (None, run.recipe.data.name)]
     if not found:
-        raise EdblError(f"{experiment.name} has nothing on {data}")
+        raise EdblError(f"{name} has nothing on {data}")
     return found

@@ -1,0 +1,320 @@
+"""The queue: what is to be run, in which order, what it takes, and that it stops in time and goes on."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from edbl import Recipe, records, run
+from edbl.fleet.many import Job, run_many
+from edbl.fleet.turns import Limit, Turns
+from edbl.rule import RULED
+from edbl.studies import pages, queue, small
+from edbl.studies.paper import EXPERIMENTS, Column, Experiment, Planned, Row, planned
+from edbl.studies.queue import Entry, Item, Times, everything, images, plan
+from edbl.studies.shelf import Shelf, key
+from edbl.studies.study import read_all
+from tests.conftest import Cli
+from tests.test_contract import Killed, Killer
+from tests.test_many import FRAGILE
+
+ROOT = Path(__file__).parents[1]
+QUIET = Console(quiet=True)
+H200 = "NVIDIA H200, 33% of it"
+SMALL = {"data.name": "digits", "preset": "quick", "stream.phases": 2, "net.backbone": "mlp", "schedule.epochs": 1}
+
+
+def recipe(method: str = "rkd", seed: int = 0, given: Mapping[str, object] = SMALL) -> Recipe:
+    return Recipe.of({"method": method, "seed": seed, **SMALL}, given)
+
+
+def a_plan(name: str, made: Recipe) -> Planned:
+    return Planned(name, made)
+
+
+def endless(seed: int = 0, method: str = "rkd") -> Recipe:
+    return recipe(method, seed, {"schedule.epochs": 100_000, "schedule.milestones": (), "checkpoint_seconds": 0.1})
+
+
+@pytest.fixture(scope="module")
+def shelf() -> Shelf:
+    return Shelf(ROOT / "results")
+
+
+def test_the_queue_has_every_run_of_all_tables_once_in_order_of_value() -> None:
+    items = everything()
+    runs = [one for item in items for one in item.runs]
+    assert [item.name for item in items[:5]] == ["as printed", "the rule", "EDBL", "parts", "rivals"]
+    assert [item.name for item in items[-3:]] == ["Tiny-ImageNet", "seed 1", "seed 2"]
+    assert all(item.why for item in items)
+    whole = {(key(one.recipe), one.recipe.seed) for one in runs}
+    assert len(whole) == len(runs) == len({one.folder for one in runs})
+    wanted = [one for experiment in EXPERIMENTS.values() for one in planned(experiment, [0, 1, 2])]
+    assert whole >= {(key(one.recipe), one.recipe.seed) for one in wanted}
+    first = items[0].runs
+    assert {(one.recipe.method, one.recipe.preset) for one in first} == {("edbl", "paper")}
+    assert len({one.folder.partition("/")[0] for one in first}) == len(first) == 10
+    assert {one.recipe.data.name for item in items[:9] for one in item.runs} == {"cifar10", "cifar100"}
+    assert {one.recipe.by_rule for one in items[1].runs} == {tuple(RULED)}
+    assert items[2].name == "EDBL", "what is tuned comes after the rule"
+    orders = [{one.recipe.stream.order for one in item.runs} for item in items if item.name.startswith("class order")]
+    assert orders == [{"natural"}, {"1994"}, {"1995"}]
+    assert {one.recipe.seed for item in items[:-2] for one in item.runs} == {0}
+    assert len(items[-1].runs) == len(items[-2].runs) == sum(len(item.runs) for item in items[:-2])
+    assert [item.name for item in everything(seeds=1)] == [item.name for item in items[:-2]]
+    assert {one.folder for one in runs if one.features} == {
+        f"cifar10-four/{method}-seed{seed}" for method in ("edbl", "rkd") for seed in range(3)
+    }
+
+
+def test_open_studies_come_after_what_is_printed() -> None:
+    studies = read_all(ROOT / "studies" / "rule")
+    items = everything(seeds=1, studies=studies)
+    assert [item.name for item in items[:4]] == ["as printed", "distillation", "partners", "the rule"]
+    assert all(one.recipe.data.holdout for item in items[1:3] for one in item.runs)
+    assert {one.recipe.seed for item in items[1:3] for one in item.runs} == {0, 1, 2}
+
+
+def test_the_small_scale_is_a_queue_too() -> None:
+    (tuning,) = [item for item in queue.small_scale() if item.name == small.TUNING]
+    assert len(tuning.runs) == 54
+    assert images(tuning.runs[0].recipe) is not None
+
+
+def test_a_run_counts_for_the_first_item_that_has_it() -> None:
+    one, two = a_plan("one", recipe()), a_plan("two", recipe("finetune"))
+    items = queue.once(
+        [Item("a", "", [one, one]), Item("b", "", [one]), Item("c", "", [replace(one, folder="x"), two])]
+    )
+    assert [(item.name, list(item.runs)) for item in items] == [("a", [one]), ("c", [two])]
+
+
+def test_states_times_and_first_tasks(tmp_path: Path) -> None:
+    made = {
+        "done": recipe(seed=1),
+        "begun": recipe(seed=2),
+        "missing": recipe("edbl"),
+        "alike": recipe("re-mkd"),
+        "another": recipe("finetune"),
+        "absent": Recipe.build("rkd", "cifar10"),
+    }
+    results, runs = Shelf(tmp_path / "results"), tmp_path / "runs"
+    run(made["done"], runs / "done")
+    results.keep(runs / "done", "elsewhere")
+    with pytest.raises(Killed):
+        run(made["begun"], runs / "begun", progress=Killer(30))
+    run(recipe(seed=5), runs / "another")
+    device = records.read(runs / "done").device
+    items = [Item("all", "", [a_plan(name, one) for name, one in made.items()])]
+    found = {e.run.folder: e for e in plan(items, results, runs, device, lambda data: data[: 5 * (data == "cifar10")])}
+    assert [entry.state for entry in found.values()] == ["done", "begun", "missing", "missing", "missing", "missing"]
+    assert [entry.todo for entry in found.values()] == [False, True, True, True, False, False]
+    assert found["absent"].obstacle == "cifar"
+    assert "another holds another run" in found["another"].obstacle
+    assert (found["missing"].others, found["alike"].start) == (1, "missing")
+    took = records.read(runs / "done").seconds
+    whole, machine = Times(results, device).left(made["begun"], 0)
+    assert (whole, machine) == (sum(took), "")
+    left = found["begun"].seconds
+    assert left == pytest.approx(sum(took[records.read(runs / "begun").finished :]))
+    assert found["alike"].seconds is not None
+    assert found["alike"].seconds < (Times(results, device).left(made["alike"], 0)[0] or 0), "without its first task"
+    assert found["absent"].seconds is None, "of its network nothing is known"
+    assert [e.machine for e in plan(items, results, runs, "GPU, 33% of it")][1] == device.partition(",")[0]
+
+
+def test_times_are_about_those_of_records(shelf: Shelf) -> None:
+    ratios = []
+    for one in shelf.runs[::4]:
+        others = [other for other in shelf.runs if key(other.recipe) != key(one.recipe)]
+        rest = Shelf(shelf.folder)
+        rest.__dict__["runs"] = others[:: max(1, len(others) // 60)]
+        told, machine = Times(rest, H200).left(one.recipe, 0)
+        assert told is not None
+        assert machine == ""
+        ratios.append(told / sum(one.record.seconds))
+    ratios.sort()
+    assert 0.8 < ratios[len(ratios) // 2] < 1.25
+    assert ratios[len(ratios) // 10] > 0.5
+    assert ratios[-len(ratios) // 10] < 2
+
+
+def test_times_of_the_same_recipe_are_what_it_took(shelf: Shelf) -> None:
+    edbl = Recipe.read(ROOT / "results" / "cifar100-base0-5-total2000" / "edbl-seed0" / "recipe.toml")
+    took = [sum(one.record.seconds) for one in shelf.of(edbl)]
+    assert Times(shelf, H200).left(edbl, 0)[0] == pytest.approx(sum(took) / len(took))
+    assert Times(shelf, H200).left(edbl, 0)[1] == ""
+    assert Times(shelf, "CPU").left(edbl, 0)[1] == "NVIDIA H200"
+    assert Times(shelf, H200).left(Recipe.build("edbl", "tiny-imagenet"), 0) == (None, "")
+    assert Times(shelf, H200).left(Recipe.build("edbl", "./photos"), 0) == (None, "")
+
+
+def test_images_that_are_trained() -> None:
+    plain = recipe(given={"memory": "total=40", "schedule.epochs": 3})
+    assert images(plain) == pytest.approx([721 / 16 * 3, (721 + 40 / 1) / 16 * 3], rel=0.01)
+    half = replace(plain, data=replace(plain.data, holdout=0.5))
+    assert (images(half) or [])[0] == pytest.approx(721 / 32 * 3)
+    assert images(Recipe.build("rkd", "./photos")) is None
+    printed = {"method": "edbl", "data.name": "cifar10", "preset": "paper"}
+    limited, free = (Recipe.of({**printed, "options.max_rounds": most}) for most in (1, 0))
+    one, other = images(limited) or [], images(free) or []
+    assert one[0] == other[0]
+    assert other[1] > 5 * one[1], "N/2 mixings of few exemplars"
+
+
+def test_what_is_begun_comes_first_and_parts_of_a_gpu_are_not_spoilt() -> None:
+    cifar = {"data.name": "cifar100", "net.backbone": "resnet32"}
+    made = {name: a_plan(name, Recipe.of({"method": name, **cifar})) for name in ("podnet", "rkd", "tpcil", "icarl")}
+    entries = [
+        Entry("a", made["podnet"], "missing"),
+        Entry("a", made["rkd"], "missing"),
+        Entry("b", made["tpcil"], "begun"),
+        Entry("b", made["icarl"], "missing"),
+        Entry("b", made["rkd"], "done"),
+        Entry("b", made["rkd"], "missing", obstacle="no data"),
+    ]
+    names = [[one.folder for one in batch] for batch in queue.batches(entries, gpu=False)]
+    assert names == [["tpcil", "podnet", "rkd", "icarl"]]
+    names = [[one.folder for one in batch] for batch in queue.batches(entries, gpu=True)]
+    assert names == [["tpcil"], ["rkd"], ["podnet"], ["icarl"]]
+
+
+def test_only_what_can_be_had_in_time_waits_for_it() -> None:
+    times = {"short": 10.0, "long": 90.0, "unknown": None}
+    entries = [Entry("a", a_plan(name, recipe()), "missing", seconds) for name, seconds in times.items()]
+    entries.append(Entry("a", a_plan("elsewhere", recipe()), "missing", 5.0, machine="GPU"))
+    entries.append(Entry("a", a_plan("begun", recipe()), "begun", 5.0))
+    assert queue.in_time(entries, Path("runs"), 60.0) == {Path("runs/short"): 10.0}
+
+
+def turns(jobs: list[Job], folder: Path, limit: Limit | None = None) -> Turns:
+    return Turns(jobs, range(len(jobs)), [job.folder.name for job in jobs], folder, limit)
+
+
+def test_a_run_that_would_not_end_in_time_leaves_its_turn_and_its_first_task_to_others(tmp_path: Path) -> None:
+    jobs = [Job(recipe(given={"memory": f"total={k}"}), tmp_path / str(k)) for k in (20, 30, 40)]
+    usual = turns(jobs, tmp_path / "kept")
+    assert (usual.next() or [None])[0] == 0
+    assert usual.next() is None, "the others wait for its first task"
+    usual.ended(0)
+    assert [usual.next(), usual.next(), usual.next()] == [(1, None), (2, None), None]
+    limited = turns(
+        jobs, tmp_path / "kept", Limit(time.monotonic() + 60, {tmp_path / "20": 90.0, tmp_path / "30": 30.0})
+    )
+    assert (limited.next() or [None])[0] == 1
+    assert limited.next() is None
+    assert turns(jobs, tmp_path / "kept", Limit(time.monotonic() - 1, {})).next() is None
+
+
+def test_runs_are_stopped_in_time_and_go_on(tmp_path: Path) -> None:
+    jobs = [Job(recipe(), tmp_path / "short"), Job(endless(), tmp_path / "endless"), Job(endless(1), tmp_path / "late")]
+    begun = time.monotonic()
+    done: list[str] = []
+    limit = Limit(begun + 15, {tmp_path / "late": 1000.0})
+    found = run_many(jobs, 1, QUIET, done=lambda job: done.append(job.folder.name), limit=limit)
+    assert time.monotonic() - begun < 30
+    assert ([record.status for record in found], done) == (["done"], ["short"])
+    assert not (tmp_path / "late").exists()
+    assert records.read(tmp_path / "endless").status == "running"
+    epochs = {int(path.stem.split("-")[-1]) for path in (tmp_path / "endless/checkpoints").glob("*epoch-*.json")}
+    assert epochs
+    run_many(jobs[1:2], 1, QUIET, limit=Limit(time.monotonic() + 10, {}))
+    later = {int(path.stem.split("-")[-1]) for path in (tmp_path / "endless/checkpoints").glob("*epoch-*.json")}
+    assert max(later) > max(epochs), "it went on where it was stopped"
+
+
+def test_a_process_that_is_killed_meanwhile_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "marks").mkdir()
+    method = tmp_path / "fragile.py"
+    method.write_text(FRAGILE.replace("TIMES", "1"))
+    jobs = [Job(recipe(str(method)), tmp_path / "killed"), Job(recipe("finetune"), tmp_path / "beside")]
+    found = run_many(jobs, 1, QUIET, limit=Limit(time.monotonic() + 300, {}))
+    assert [record.status for record in found] == ["done", "done"]
+    assert list((tmp_path / "marks").iterdir())
+
+
+COLUMN = Column("digits, 2 phases", "digits-2", {k: v for k, v in SMALL.items() if k != "seed"})
+ROWS = (
+    Row("Mixed", "vanilla-mkd", "cnn", ((0.5,),)),
+    Row("Ours", "re-mkd", "cnn", ((0.5,),)),
+    Row("Cifar", "rkd", "cnn", ((0.5,),), options={"data.name": "cifar10"}, name="cifar"),
+)
+TABLE = Experiment("tiny", "Tiny table", "last", (COLUMN,), ROWS)
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    monkeypatch.setattr(pages, "EXPERIMENTS", {"tiny": TABLE})
+    items = [Item("mixed", "to test", planned(TABLE, [0])), Item("seed 1", "to test", planned(TABLE, [1]))]
+    monkeypatch.setattr(queue, "everything", lambda seeds, studies: items[:seeds])
+    to = {"--runs": "runs", "--results": "results", "--data-dir": "data"}
+    return [*(word for option, name in to.items() for word in (option, tmp_path / name)), "--at-once", 1]
+
+
+def test_a_dry_run_lists_all_and_runs_nothing(cli: Cli, tmp_path: Path, places: list[object]) -> None:
+    done = cli("reproduce", "all", "--dry-run", *places)
+    assert done.code == 0, done.err
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert lines[0] == "item run seed state left first task"
+    assert lines[1] == "mixed digits-2/vanilla-mkd-seed0 0 missing ? for 1 other"
+    assert lines[2] == "mixed digits-2/re-mkd-seed0 0 missing ? from digits-2/vanilla-mkd-seed0"
+    assert lines[3] == "mixed digits-2/cifar-seed0 0 missing, cannot be run ?"
+    assert lines[4].startswith("seed 1 digits-2/vanilla-mkd-seed1 1 missing ? for 1 other")
+    assert lines[7].startswith("2 runs left out: cifar-10-binary.tar.gz is not in")
+    assert lines[8] == "6 runs: 0 done, 0 begun, 6 missing"
+    assert not (tmp_path / "runs").exists()
+    one = cli("reproduce", "tiny", "--dry-run", "--only", "re-mkd", *places)
+    assert "1 run: 0 done, 0 begun, 1 missing" in one.out
+
+
+def test_a_queue_is_worked_off_and_shares_first_tasks(cli: Cli, tmp_path: Path, places: list[object]) -> None:
+    done = cli("reproduce", "all", "--seeds", 1, "--minutes", 5, *places)
+    assert done.code == 0, done.err
+    assert "1 run left out: cifar-10-binary.tar.gz is not in" in done.out
+    assert "3 runs: 2 done, 0 begun, 1 missing" in done.out
+    shared = records.read(tmp_path / "results" / "digits-2" / "re-mkd-seed0")
+    assert "first task shared with vanilla-mkd-seed0" in shared.notes
+    again = cli("reproduce", "tiny", "--minutes", 5, *places)
+    assert again.code == 0, again.err
+    assert ": done" not in again.out
+    assert "Tiny table" in again.out
+    listed = " ".join(cli("reproduce", "all", "--dry-run", *places).out.split())
+    assert "digits-2/re-mkd-seed0 0 done seed" not in listed
+    assert "digits-2/vanilla-mkd-seed1 1 missing 1 min for 1 other" in listed
+
+
+def test_minutes_end_a_run_that_goes_on_the_next_time(
+    cli: Cli, tmp_path: Path, places: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = [Item("long", "to test", [a_plan("digits/long", endless())])]
+    monkeypatch.setattr(queue, "everything", lambda seeds, studies: items)
+    begun = time.monotonic()
+    done = cli("reproduce", "all", "--minutes", 0.2, *places)
+    assert time.monotonic() - begun < 35
+    assert done.code == 0, done.err
+    assert "stopped, as the time is over; it can go on" in done.out
+    assert "1 run: 0 done, 1 begun, 0 missing" in done.out
+    assert records.read(tmp_path / "runs" / "digits" / "long").status == "running"
+    assert "digits/long 0 begun ?" in " ".join(cli("reproduce", "all", "--dry-run", *places).out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["all", "--minutes", "0"], "--minutes 0: it takes more than 0"),
+        (["all", "--minutes", "nan"], "--minutes nan: it takes more than 0"),
+        (["tiny", "--minutes", "-3"], "--minutes -3: it takes more than 0"),
+        (["all", "--minutes", "3", "--no-resume"], "leave --no-resume out"),
+        (["all", "--only", "icral"], "unknown method in all 'icral'"),
+        (["all", "--data", "cifar100"], "all has nothing on cifar100"),
+        (["al"], "unknown table or figure 'al'"),
+        (["all", "--seeds", "0"], "--seeds"),
+    ],
+)
+def test_mistakes_are_explained(words: list[str], message: str, cli: Cli, places: list[object]) -> None:
+    done = cli("reproduce", *words, *places)
+    assert done.code == 2
+    assert message in done.err
