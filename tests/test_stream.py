@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -280,3 +281,33 @@ def test_classes_that_no_task_names_never_arrive() -> None:
     assert stream[1].train.y.unique().tolist() == [2]
     assert stream[1].before == int(((dataset.train.y == 7) | (dataset.train.y == 1)).sum())
     assert torch.equal(stream[1].train.x, dataset.train.of([4]).x)
+
+
+def fine(**changes: object) -> Dataset:
+    """Return a data set of four images, with some parts changed."""
+    x = torch.zeros(4, 3, 2, 2, dtype=torch.uint8)
+    parts: dict[str, Any] = {"x": x, "y": torch.tensor([0, 1, 0, 1]), "classes": ("a", "b"), **changes}
+    images = Images(parts["x"], parts["y"])
+    return Dataset("mine", images, images, parts["classes"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.zeros(4, 3, 2, 2)}, r"training images of mine are float32 of shape \[4, 3, 2, 2\]; give .* uint8"),
+        ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "are uint8 of shape"),
+        ({"x": torch.zeros(4, 5, dtype=torch.float64)}, "vectors as float32"),
+        ({"x": torch.full((4, 5), torch.nan)}, "not finite"),
+        ({"y": torch.tensor([1, 2, 1, 2])}, "labels 1 to 2, but 2 classes have labels 0 to 1"),
+        ({"y": torch.tensor([-1, 0, 1, 0])}, "labels -1 to 1"),
+        ({"y": torch.tensor([0, 1, 0])}, "one int64 for each image"),
+        ({"y": torch.tensor([0.0, 1.0, 0.0, 1.0])}, "labels of type"),
+        ({"classes": ("a", "b", "c")}, "class 'c' of mine has no training image"),
+        ({"x": torch.zeros(0, 3, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)}, "are none"),
+    ],
+)
+def test_data_that_would_be_learnt_wrongly_are_refused(changes: dict[str, object], message: str) -> None:
+    fine().check()
+    fine(x=torch.zeros(4, 7)).check()
+    with pytest.raises(EdblError, match=message):
+        fine(**changes).check()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from edbl.errors import EdblError
+
 
 @dataclass(frozen=True)
 class Images:
@@ -53,6 +55,34 @@ class Dataset:
     test: Images
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()  # what a user should know: files skipped, converted, split off
+
+    def check(self) -> None:
+        """Refuse what would be learnt wrongly without a word: other types or ranges, labels that are no class."""
+        for part, images in (("training", self.train), ("test", self.test)):
+            if fault := _fault(images, len(self.classes)):
+                raise EdblError(f"the {part} images of {self.name} {fault}")
+        empty = (self.train.counts(len(self.classes)) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise EdblError(f"class '{self.classes[empty[0]]}' of {self.name} has no training image; leave it out")
+
+
+def _fault(images: Images, classes: int) -> str:
+    """Return what is wrong with images and their labels, or nothing."""
+    x, y = images.x, images.y
+    kinds = {4: torch.uint8, 2: torch.float32}
+    if kinds.get(x.ndim) != x.dtype:
+        have = f"are {str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}"
+        return f"{have}; give images as uint8 [n, channels, height, width], 0 to 255, or vectors as float32 [n, width]"
+    if y.dtype != torch.int64 or y.shape != x.shape[:1]:
+        return f"have labels of type {y.dtype} and shape {list(y.shape)}; give one int64 for each image"
+    if not len(y):
+        return "are none"
+    if x.ndim == 2 and not x.isfinite().all():
+        return "have values that are not finite numbers"
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        return f"have labels {low} to {high}, but {classes} classes have labels 0 to {classes - 1}"
+    return ""
 
 
 def odd_counts(train: Images, test: Images, official_train: int, official_test: int) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ class Prepared:
         device = environment.pick_device(recipe.device)
         settings = recipe.data
         dataset = datasets.load(settings.name, data_dir, image_size=settings.image_size, skip_bad=settings.skip_bad)
+        dataset.check()
         if settings.holdout:
             dataset = hold_out(dataset, settings.holdout, recipe.seed)
         self.notes = list(dataset.notes)
