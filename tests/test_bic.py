@@ -55,7 +55,7 @@ def make(
     if memory is not None:
         kept.replace(memory)
     old = sum(sizes)
-    task = Task(len(sizes), old, int(train.y.max()) + 1 - old, train, train, train)
+    task = Task(len(sizes), old, int(train.y.max()) + 1 - old, train)
     if sizes:
         correction(method).data = torch.tensor([0.5, -0.7])  # what the last task has learnt
     method.begin(task, seeded(seed))

@@ -16,7 +16,7 @@ from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.fit import SHOWN, Loop
 from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
-from edbl.methods.base import Draw
+from edbl.methods.base import Draw, Method
 from edbl.nets.backbones import build
 from edbl.nets.heads import LinearHead
 from edbl.nets.net import Net
@@ -90,13 +90,13 @@ def test_a_teacher_has_the_statistics_that_it_learnt_with(tmp_path: Path, monkey
     statistics = [key for key in plain if "running_" in key]
     assert not any(torch.equal(plain[key], learner.net.state_dict()[key]) for key in statistics)
     seen = {}
-    begin = learner.method.begin
+    begin = Method.begin
 
-    def watch(task: Task, generator: torch.Generator) -> None:
-        seen.update({key: value.clone() for key, value in learner.net.state_dict().items()})
-        begin(task, generator)
+    def watch(method: Method, task: Task, generator: torch.Generator) -> None:
+        seen.update({key: value.clone() for key, value in method.net.state_dict().items()})
+        begin(method, task, generator)
 
-    monkeypatch.setattr(learner.method, "begin", watch)
+    monkeypatch.setattr(Method, "begin", watch)
     learner.learn(Stream(datasets.load("digits"), range(10), [5, 5], CPU)[1], Checkpoints(tmp_path / "with"))
     assert statistics
     assert all(torch.equal(plain[key], seen[key]) for key in statistics)

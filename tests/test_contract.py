@@ -81,7 +81,7 @@ def learnt(method: str, folder: Path, progress: Progress | None = None, /, **giv
     old, exemplars = learner.net.frozen(), learner.memory.images
     learner.learn(stream[1], Checkpoints(folder))
     learner.net.eval()
-    return Learnt(learner, old, exemplars, stream[1].test)
+    return Learnt(learner, old, exemplars, stream.test(1))
 
 
 def last_state(folder: Path, record: Record) -> Saved:
@@ -152,7 +152,7 @@ def test_a_bar_ends_at_its_end(method: str, tmp_path: Path) -> None:
     learner = learnt(method, tmp_path, counter, **other_first).learner
     known = learner.memory.images
     counter.run("classes learnt again", [0, 0, learner.epochs(new=False, first=False)], 2)
-    learner.refresh(Task(2, 0, 10, known, known, known), Checkpoints(tmp_path / "again"))
+    learner.refresh(Task(2, 0, 10, known, stream_train=known), Checkpoints(tmp_path / "again"))
     assert counter.share == 1
 
 

@@ -45,7 +45,7 @@ def make(
         memory.replace(images_of(exemplars, seed=2))
     old = sum(sizes)
     train = images_of(new, old, seed=3)
-    task = Task(len(sizes), old, len(new), train, train, train)
+    task = Task(len(sizes), old, len(new), train)
     method.begin(task, seeded(4))
     net.eval()  # no batch statistics, so that one sample's loss does not hang on the others
     return method, task
@@ -223,7 +223,7 @@ def test_fine_tuning_on_balanced_images_takes_the_bias_towards_new_classes_away(
     test, answers = blobs(200, range(5), 9), []
     for index, classes in enumerate((range(3), range(3, 5))):
         train = blobs(300, classes, 50 + index)
-        task = Task(index, classes[0], len(classes), train, train, train)
+        task = Task(index, classes[0], len(classes), train)
         method.begin(task, seeded(60 + index))
         for phase in method.phases(task):
             fit(net, phase)

@@ -252,7 +252,7 @@ def batch_of(phase: Phase, classes: int) -> Batch:
 def test_there_is_no_mask_where_all_classes_are_learnt_again() -> None:
     method = gem_of([2, 3], [4] * 5, masked=True)
     images = method.memory.images
-    (phase,) = method.phases(Task(2, 0, 5, images, images, images))
+    (phase,) = method.phases(Task(2, 0, 5, images))
     method.net.eval()
     batch = Batch(images.x.float() / 255, torch.eye(5)[images.y])
     expected = literal(method.net(batch.x).logits, batch.y, range(5))

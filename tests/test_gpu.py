@@ -181,7 +181,7 @@ def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
     if old:
         net.grow(old // 2, generator)
         net.grow(old - old // 2, generator)
-    task = Task(2 if old else 0, old, 4, train, train, everything)
+    task = Task(2 if old else 0, old, 4, train, stream_train=everything)
     made.begin(task, generator)
     for phase in made.phases(task):
         net.train(phase.train_mode)

@@ -33,7 +33,7 @@ def images_of(counts: list[int], first: int, seed: int) -> Images:
 
 def task_of(index: int, old: int, counts: list[int]) -> Task:
     train = images_of(counts, old, seed=20 + old)
-    return Task(index, old, len(counts), train, train, train)
+    return Task(index, old, len(counts), train)
 
 
 def lucir(**options: object) -> LUCIR:

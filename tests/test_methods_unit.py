@@ -40,7 +40,7 @@ def task_of(old: int, new_counts: list[int]) -> Task:
     """Return a task with ``old`` old classes of 6 images each in the stream."""
     train = images_of(new_counts, old, seed=1)
     stream = Images.cat([images_of([6] * old, seed=2), train, images_of([5], old + len(new_counts), seed=3)])
-    return Task(int(old > 0), old, len(new_counts), train, train, stream)
+    return Task(int(old > 0), old, len(new_counts), train, stream_train=stream)
 
 
 @dataclass

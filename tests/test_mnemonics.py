@@ -44,7 +44,7 @@ def images_of(counts: list[int], first: int = 0, seed: int = 0, shape: tuple[int
 
 def task_of(old: int, counts: list[int], shape: tuple[int, ...] = SHAPE) -> Task:
     train = images_of(counts, old, seed=20 + old, shape=shape)
-    return Task(int(old > 0), old, len(counts), train, train, train)
+    return Task(int(old > 0), old, len(counts), train)
 
 
 def mnemonics(

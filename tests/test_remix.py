@@ -138,7 +138,7 @@ def images_of(counts: list[int], first: int = 0) -> Images:
 
 def a_task(old: int, new: list[int]) -> Task:
     train = images_of(new, old)
-    return Task(int(old > 0), old, len(new), train, train, train)
+    return Task(int(old > 0), old, len(new), train)
 
 
 def a_method(kind: type[Remix], exemplars: list[int], **options: object) -> Remix:

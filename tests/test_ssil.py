@@ -31,7 +31,7 @@ def make(
         memory.replace(images_of(exemplars, seed=2))
     old = sum(sizes)
     train = images_of(new, old, seed=3)
-    task = Task(len(sizes), old, len(new), train, train, train)
+    task = Task(len(sizes), old, len(new), train)
     method.begin(task, seeded(4))
     for parameter in net.parameters():  # away from the teacher
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=seeded(5))

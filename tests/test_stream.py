@@ -189,12 +189,13 @@ def test_stream_remaps_labels_to_arrival() -> None:
         old, new = [(0, 2), (2, 2), (4, 1)][t]
         assert (task.index, task.old, task.new, task.seen) == (t, old, new, old + new)
         assert set(task.train.y.tolist()) == set(range(old, old + new))
-        assert set(task.test.y.tolist()) == set(range(old + new))
-        for images in (task.train, task.test, task.joint()):
+        test = stream.test(t)
+        assert set(test.y.tolist()) == set(range(old + new))
+        for images in (task.train, test, task.joint()):
             assert [stream.classes[int(k)] for k in images.y] == [name_of[i] for i in ids(images)]
         assert len(task.train) == sum(5 + order[k] for k in range(old, old + new))
-        assert len(task.test) == 3 * task.seen
-        assert min(ids(task.test)) >= 1000
+        assert len(test) == 3 * task.seen
+        assert min(ids(test)) >= 1000
         trained += ids(task.train)
         assert sorted(ids(task.joint())) == sorted(trained)  # all that was seen, nothing of the future
     assert sorted(trained) == list(range(35))
@@ -277,7 +278,7 @@ def test_classes_that_no_task_names_never_arrive() -> None:
     order, sizes = plan(StreamSettings(protocol="tasks", tasks=(("7", "1"), ("4",))), dataset.classes)
     stream = Stream(dataset, order, sizes, torch.device("cpu"))
     assert (stream.classes, stream.sizes) == (("7", "1", "4"), (2, 1))
-    assert len(stream[1].test) == sum(int((dataset.test.y == k).sum()) for k in (1, 4, 7))
+    assert len(stream.test(1)) == sum(int((dataset.test.y == k).sum()) for k in (1, 4, 7))
     assert stream[1].train.y.unique().tolist() == [2]
     assert stream[1].before == int(((dataset.train.y == 7) | (dataset.train.y == 1)).sum())
     assert torch.equal(stream[1].train.x, dataset.train.of([4]).x)

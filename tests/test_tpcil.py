@@ -37,7 +37,7 @@ def images_of(counts: list[int], first: int, seed: int, shape: tuple[int, ...] =
 
 def task_of(old: int, counts: list[int], shape: tuple[int, ...] = SHAPE) -> Task:
     train = images_of(counts, old, 20 + old, shape)
-    return Task(int(old > 0), old, len(counts), train, train, train)
+    return Task(int(old > 0), old, len(counts), train)
 
 
 def tpcil(backbone: str = "small", shape: tuple[int, ...] = SHAPE, **options: object) -> TPCIL:

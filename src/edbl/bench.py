@@ -135,7 +135,7 @@ def learner(device: torch.device, backbone: str, batch: int) -> tuple[Method, Ta
     train = Images(pixels[EXEMPLARS:], OLD + torch.arange(IMAGES, device=device) % NEW)
     method = RKD(net, memory, RKD.Config(), Schedule(), Optim(batch=batch), features=lambda images: images.x)
     net.grow(OLD, generator)
-    task = Task(1, OLD, NEW, train, train, train)
+    task = Task(1, OLD, NEW, train)
     method.begin(task, generator)
     net.train()
     return method, task

@@ -112,6 +112,12 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)], seen)
 
+    def check(self, seen: int) -> None:
+        """Refuse more exemplars than the budget has for so many classes: numbers would not be what they say."""
+        most = sum(self.budget.quotas(seen))
+        if len(self) > most:
+            raise EdblError(f"the method keeps {len(self)} exemplars where the memory holds {most}")
+
     def remove(self, number: int) -> None:
         """Forget a class; those after it move up."""
         left = self.classes[:number] + self.classes[number + 1 :]

@@ -1,5 +1,7 @@
 """Randomness: every draw of a run comes from one seed and the place where it is made."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -24,3 +26,10 @@ class Seeds:
     def generator(self, device: torch.device, *place: int | str) -> torch.Generator:
         """Return a fresh generator for a place."""
         return torch.Generator(device).manual_seed(self.number(*place))
+
+    @contextmanager
+    def everywhere(self, *place: int | str) -> Iterator[None]:
+        """Let PyTorch's global generators follow the seed, for code that draws from them; the caller's come back."""
+        with torch.random.fork_rng():
+            torch.manual_seed(self.number(*place, "global"))
+            yield

@@ -76,11 +76,11 @@ class Model:
         self._remember(more)
         saved = Checkpoints(checkpoints) if checkpoints else None
         if new:
-            task = Task(self.increments, known, len(new), train, train, train, self.seen_images)
+            task = Task(self.increments, known, len(new), train, self.seen_images)
             self.learner.learn(task, saved)
         else:
             everything = self.memory.images
-            again = Task(self.increments, 0, known, everything, everything, everything, self.seen_images)
+            again = Task(self.increments, 0, known, everything, self.seen_images)
             self.learner.refresh(again, saved)
         self._choose_again(more, train, before)
         self._means = None

@@ -20,9 +20,8 @@ class Task:
     old: int
     new: int
     train: Images  # images of the new classes only
-    test: Images  # test images of all seen classes
-    stream_train: Images  # the whole stream's training images: for the upper bound alone, through `joint`
     before: int = 0  # number of training images of earlier tasks
+    stream_train: Images | None = None  # the whole stream's: for a method that keeps all images, through `joint`
 
     @property
     def seen(self) -> int:
@@ -31,6 +30,8 @@ class Task:
 
     def joint(self) -> Images:
         """Return the training images of all seen classes, which only an upper bound may use."""
+        if self.stream_train is None:
+            raise RuntimeError('images of earlier tasks are for a method that says keeps = "all images" alone')
         return self.stream_train.of(range(self.seen))
 
 
@@ -63,10 +64,13 @@ class Stream(Sequence[Task]):
             old,
             new,
             train=self._train.of(range(old, old + new)),
-            test=self._test.of(range(old + new)),
-            stream_train=self._train,
             before=int((self._train.y < old).sum()),
+            stream_train=self._train,
         )
+
+    def test(self, index: int) -> Images:
+        """Return the test images of all classes that are seen after task ``index``; no method is given them."""
+        return self._test.of(range(sum(self.sizes[: index + 1])))
 
 
 def even(classes: int, parts: int) -> list[int]:

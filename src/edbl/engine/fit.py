@@ -48,6 +48,7 @@ class Loop:
         with only(net, phase.params):
             for epoch in range(state.epoch, phase.schedule.epochs):
                 generator.manual_seed(self.seeds.number(*place, "epoch", epoch))
+                torch.manual_seed(self.seeds.number(*place, "global", epoch))  # for a module's own draws, as dropout's
                 state.losses.append(self._epoch(phase, step, epoch))
                 state.epoch = epoch + 1
                 if state.epoch < phase.schedule.epochs:

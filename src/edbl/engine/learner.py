@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
-from edbl.methods.base import Draw, Phase
+from edbl.methods.base import Draw, Method, Phase
 from edbl.nets import backbones
 from edbl.nets.backbones import Backbone
 from edbl.rule import TaskFacts
@@ -69,38 +70,49 @@ class Learner:
                 made.fuse(shape)
             return made
 
-        self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
+        with self.seeds.everywhere("backbone"):
+            self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         self.memory = Memory(Budget.parse(training.memory))
+        self.state: dict[str, Tensor] = {}  # what the method keeps from task to task
         if not isinstance(training.options, kind.Config):
-            raise TypeError(f"options of {training.method} must be its Config; make recipes with Training.build")
-        self.method = kind(
+            raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
+        self.method = self._method(training)
+
+    def _method(self, training: Training) -> Method:
+        """Return the method as it is when a run goes on: with its net, memory and state, and no other attributes."""
+        made = find_method(training.method)(
             self.net,
             self.memory,
-            training.options,
+            cast(Any, training.options),
             training.schedule,
             training.optim,
             self.features,
             training.first,
-            transform.normalise,
+            self.transform.normalise,
         )
+        made.state = self.state
+        return made
 
     def features(self, images: Images) -> Tensor:
         """Return features of images by the present net."""
         return outputs(self.net, images, self.transform).features
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return net and memory."""
+        """Return net, memory and the method's state."""
         images = self.memory.images
         learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
-        return net_tensors(self.net) | learnt | {"memory.x": images.x, "memory.y": images.y}
+        state = {f"state.{k}": v for k, v in self.state.items()}
+        return net_tensors(self.net) | learnt | state | {"memory.x": images.x, "memory.y": images.y}
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
-        """Take over net and memory, as `tensors` gave them after tasks of ``sizes`` classes."""
+        """Take over net, memory and state, as `tensors` gave them after tasks of ``sizes`` classes."""
         for size in sizes:
             self.net.grow(size, self.seeds.generator(CPU, "restore"))
         self.net.load_state_dict(saved.part("net."))
         self.learnt = saved.part("learnt.")
+        self.state.clear()
+        self.state |= {k: v.to(self.device) for k, v in saved.part("state.").items()}
         exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
         self.memory.replace(exemplars, self.net.head.classes)
 
@@ -123,23 +135,27 @@ class Learner:
 
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
+        if self.method.keeps != "all images":
+            task = replace(task, stream_train=None)
         self._as_learnt()
-        self._settle(self.training.ruled(self._facts(task)) if task.old else self.training)
-        self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
-        timings, losses = self._fit(task, self.method.phases(task), checkpoints)
-        self.progress.busy("choosing exemplars")
-        with stopwatch(timings, "memory"):
-            self.method.end(task)
+        self.method = self._method(self.training.ruled(self._facts(task)) if task.old else self.training)
+        with self.seeds.everywhere("task", task.index):
+            self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
+            timings, losses = self._fit(task, self.method.phases(task), checkpoints)
+            self.progress.busy("choosing exemplars")
+            with stopwatch(timings, "memory"):
+                self.method.end(task)
+        self.memory.check(task.seen)
         return timings, losses
 
     @_on_gpu()
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
-        self._settle(self.training)
-        self.method.teacher = None
+        self.method = self._method(self.training)
         self.net.head.thaw()
-        self._fit(task, islice(self.method.phases(task), 1), checkpoints)
+        with self.seeds.everywhere("task", task.index):
+            self._fit(task, islice(self.method.phases(task), 1), checkpoints)
 
     def _fit(
         self, task: Task, phases: Iterable[Phase], checkpoints: Checkpoints | None
@@ -160,14 +176,12 @@ class Learner:
                 self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, saver.after_epoch)
                 saver.finish()
             timings[phase.name], losses[phase.name] = state.seconds, state.losses
+            # What a method draws between phases and at the end must not hang on what this phase drew, or did not.
+            torch.manual_seed(self.seeds.number("task", task.index, "after", number))
         if clean:
             with stopwatch(timings, "clean"):
                 self._show(task, clean)
         return timings, losses
-
-    def _settle(self, training: Training) -> None:
-        """Give the method the values of a training that the rule may change from task to task."""
-        self.method.schedule, self.method.config = training.schedule, cast(Any, training.options)
 
     def _facts(self, task: Task) -> TaskFacts:
         """Return what the rule asks about a task; features have no size, and count as small images."""

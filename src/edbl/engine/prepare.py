@@ -69,7 +69,7 @@ class Prepared:
 
     def sample_features(self) -> tuple[Tensor, Tensor]:
         """Return features and labels of some test images, evenly from all classes."""
-        test = self.stream[len(self.stream) - 1].test
+        test = self.stream.test(len(self.stream) - 1)
         each = max(1, FEATURES_KEPT // len(self.stream.classes))
         chosen = torch.cat([(test.y == k).nonzero().squeeze(1)[:each] for k in range(len(self.stream.classes))])
         return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()

@@ -130,7 +130,7 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
                 start.keep(folder)
             progress.busy("evaluating")
             with stopwatch(timings, "evaluation"):
-                matrices = evaluate(learner.method, task.test, learner.transform, recipe.evaluation.nme_flips)
+                matrices = evaluate(learner.method, stream.test(number), learner.transform, recipe.evaluation.nme_flips)
                 for readout, matrix in matrices.items():
                     record.confusions[readout].append(matrix.cpu().numpy())
             record.timings.append(timings)

@@ -101,6 +101,9 @@ class Method:
         self.first = first or FirstTask()
         self.normalise = normalise  # images of a data set or memory, as the net takes them
         self.teacher: Teacher | None = None
+        # What is kept from task to task beside net and memory: tensors by name, in every checkpoint. A method is made
+        # anew for each task, and has no other attributes then.
+        self.state: dict[str, Tensor] = {}
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Prepare for a task: the old net becomes the teacher, the head grows."""

@@ -1,0 +1,160 @@
+"""What a method of one's own cannot do by mistake: draw unseeded, keep too much, see what it must not see."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from edbl import EdblError, Recipe, Record, resume, run
+from tests.test_contract import Killed, Killer, last_state
+from tests.vectors import same
+
+HEAD = """
+from dataclasses import replace
+import torch
+from torch import nn
+from edbl.methods.base import Method
+from edbl.nets.net import Net, Output
+
+
+class Mine(Method):
+    name, title, source = "mine", "Mine", "me"
+"""
+# Draws from PyTorch's global generator where ordinary code does: in a new module, dropout, between phases, at the end.
+DRAWS = (
+    HEAD
+    + """
+    @classmethod
+    def build(cls, make, generator):
+        net = super().build(make, generator)
+        net.projector = nn.Sequential(nn.Linear(net.backbone.width, net.backbone.width), nn.Dropout(0.5))
+        return net
+
+    def loss(self, batch):
+        output = self.net(batch.x)
+        scores = self.net.head(self.net.projector(output.features))
+        return -(batch.y * scores.log_softmax(1)).sum(1).mean()
+
+    def phases(self, task):
+        yield from super().phases(task)
+        with torch.no_grad():
+            self.net.projector[0].bias.add_(torch.rand_like(self.net.projector[0].bias))
+        yield replace(self.main_phase(task, self.draw(task)), name="again")
+
+    def end(self, task):
+        super().end(task)
+        with torch.no_grad():
+            self.net.projector[0].weight.add_(1e-3 * torch.randn_like(self.net.projector[0].weight))
+"""
+)
+# Keeps means of features, by which it answers.
+COUNTS = (
+    HEAD
+    + """
+    def end(self, task):
+        super().end(task)
+        self.state["tasks"] = self.state.get("tasks", torch.zeros(())) + 1
+        self.state["means"] = torch.stack([self.features(images).mean(0) for images in self.memory.classes])
+
+    def scores(self, output):
+        return output.features @ self.state["means"].T / self.state["tasks"]
+"""
+)
+GREEDY = (
+    HEAD
+    + """
+    def end(self, task):
+        self.memory.replace(task.train if not task.old else type(task.train).cat([self.memory.images, task.train]))
+"""
+)
+PEEKS = (
+    HEAD
+    + """
+    def loss(self, batch):
+        self.task.test
+        return super().loss(batch)
+
+    def begin(self, task, generator):
+        self.task = task
+        super().begin(task, generator)
+"""
+)
+CHEATS = (
+    HEAD
+    + """
+    def draw(self, task):
+        return replace(super().draw(task), data=task.joint())
+"""
+)
+
+
+def recipe(tmp_path: Path, text: str, seed: int = 0) -> Recipe:
+    (tmp_path / "mine.py").write_text(text)
+    short = {"stream.phases": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0, "seed": seed}
+    return Recipe.build(str(tmp_path / "mine.py"), "digits", preset="quick", **short)
+
+
+def test_ordinary_pytorch_code_follows_the_seed(tmp_path: Path) -> None:
+    made: dict[str, Record] = {}
+    for name, seed in (("one", 0), ("same", 0), ("other", 1)):
+        torch.manual_seed(len(made))  # whatever was drawn before
+        made[name] = run(recipe(tmp_path, DRAWS, seed), tmp_path / name)
+    states = {name: last_state(tmp_path / name, record).tensors for name, record in made.items()}
+    assert same(states["one"], states["same"])
+    assert not same(states["one"], states["other"])
+
+
+@pytest.mark.parametrize("at", [3, 30, 45, 60, 95, 130])
+def test_and_goes_on_with_the_same_bits(at: int, tmp_path: Path) -> None:
+    whole = run(recipe(tmp_path, DRAWS), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, DRAWS), tmp_path / "killed", progress=Killer(at))
+    torch.manual_seed(at)
+    killed = resume(tmp_path / "killed")
+    assert same(last_state(tmp_path / "whole", whole).tensors, last_state(tmp_path / "killed", killed).tensors)
+
+
+@pytest.mark.parametrize("at", [30, 60, 80])
+def test_state_survives_a_kill(at: int, tmp_path: Path) -> None:
+    whole = run(recipe(tmp_path, COUNTS), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, COUNTS), tmp_path / "killed", progress=Killer(at))
+    killed = resume(tmp_path / "killed")
+    kept = last_state(tmp_path / "whole", whole).tensors
+    assert same(kept, last_state(tmp_path / "killed", killed).tensors)
+    assert kept["state.tasks"] == 3
+    assert killed.accuracy == whole.accuracy
+
+
+def test_an_attribute_that_would_be_lost_on_resume_is_lost_in_a_whole_run_too(tmp_path: Path) -> None:
+    forgets = """
+    def begin(self, task, generator):
+        assert not hasattr(self, "sums"), "it is made anew for each task"
+        super().begin(task, generator)
+
+    def end(self, task):
+        super().end(task)
+        self.sums = torch.zeros(3)
+"""
+    assert run(recipe(tmp_path, HEAD + forgets), tmp_path / "run").status == "done"
+
+
+def test_the_callers_generator_is_left_alone(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    run(recipe(tmp_path, DRAWS), tmp_path / "run")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_more_exemplars_than_the_memory_holds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(EdblError, match=r"the method keeps .* exemplars where the memory holds 50"):
+        run(recipe(tmp_path, GREEDY), tmp_path / "run")
+
+
+@pytest.mark.parametrize(("text", "error"), [(PEEKS, AttributeError), (CHEATS, RuntimeError)])
+def test_test_images_and_those_of_other_tasks_are_not_to_be_had(
+    text: str, error: type[Exception], tmp_path: Path
+) -> None:
+    with pytest.raises(error):
+        run(recipe(tmp_path, text), tmp_path / "run")
