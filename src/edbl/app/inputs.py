@@ -330,8 +330,9 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
-    usual, pace = Training.of({"method": settings.method, "preset": preset}), PACES[preset]
-    batch = min(usual.optim.batch, max(2, images))
+    origins, pace = Training.origins({"method": settings.method, "preset": preset}), PACES[preset]
+    usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
+    batch = min(usual["optim.batch"], max(2, images))
     epochs = min(max(pace.least, math.ceil(pace.steps / max(1, images // batch))), pace.most)
     values: dict[str, Any] = {
         "method": settings.method,
@@ -343,7 +344,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         "seed": settings.seed,
         "optim.batch": batch,
         "schedule.epochs": epochs,
-        "schedule.lr": usual.schedule.lr / length**2,
+        "schedule.lr": usual["schedule.lr"] / length**2,
         "options.min_old": max(1, batch // 4),
         **own,
     }
@@ -351,11 +352,9 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         if isinstance(item.default, Schedule):  # a further phase
             shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
             if item.name == "balance":
-                rate = cast(float, usual.values()["options.balance.lr"])
-                shorter = Schedule(shorter.epochs, rate / length**2, (), shape="cosine")
+                shorter = Schedule(shorter.epochs, usual["options.balance.lr"] / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
-    known = Training.keys(settings.method)
-    made = Training.of({k: v for k, v in values.items() if k in known} | settings.given)
+    made = Training.of({k: v for k, v in values.items() if k in usual} | settings.given)
     made.data.check(channels=3)
     return made
 
