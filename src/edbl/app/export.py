@@ -22,8 +22,8 @@ from edbl.errors import EdblError
 from edbl.methods.base import Method
 from edbl.methods.der_net import ExpandingNet
 from edbl.nets.backbones import ResNet
-from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
-from edbl.nets.net import Net
+from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
+from edbl.nets.net import Head, LinearHead, Net
 from edbl.store import write_atomic
 
 FORMAT = "1"  # of the metadata
