@@ -156,7 +156,7 @@ def test_forgetting_tells_how_well_the_rest_was_known_before(tmp_path: Path, cli
     folder = write_digits(tmp_path / "a", {1: 60, 8: 60, 9: 60, 3: 60, 5: 60})
     learn(cli, tmp_path / "model", folder, *QUICK, *poor, "--validation", 0.2)
     contents, made = open_model(tmp_path / "model", "cpu")
-    known = measure(made, *held_out(contents))
+    known = measure(made, *held_out(inputs_of(contents.bundle.settings), contents))
     assert cli("forget", tmp_path / "model", "digit 3").code == 0
     forgot = store.read(tmp_path / "model").history[-1]
     assert forgot.before == {name: score for name, score in known.items() if name != "digit 3"}

@@ -201,7 +201,7 @@ class Pixels:
 
     def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return the net: images have their files."""
-        return _without_memory(model)
+        return model.learner.weights()
 
     def front(self) -> dict[str, Any]:
         """Return nothing: the model takes pixels."""
@@ -317,7 +317,7 @@ class Features:
             views[name].append(view)
         stay = [view for known in bundle.classes for view in views[known.name][: len(known.validation)]]
         kept = {FEATURES[VALIDATION]: torch.stack(stay) if stay else self.none()}
-        return _without_memory(model) | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
+        return model.learner.weights() | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
 
     def front(self) -> dict[str, Any]:
         """Return the backbone."""
@@ -366,10 +366,6 @@ def _expected(found: Pretrained) -> dict[str, object]:
 
 def _on(made: Training, device: str) -> Training:
     return replace(made, device=cast(Literal["auto", "cpu", "cuda"], device))
-
-
-def _without_memory(model: Model) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in model.tensors().items() if not name.startswith("memory.")}
 
 
 def _add(say: Callable[[int], None], before: int, done: int) -> None:

@@ -89,11 +89,14 @@ class Learner:
         """Return features of images by the present net."""
         return outputs(self.net, images, self.transform).features
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the net."""
+        return net_tensors(self.net) | {f"learnt.{k}": v for k, v in self.learnt.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return net and memory."""
         images = self.memory.images
-        learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
-        return net_tensors(self.net) | learnt | {"memory.x": images.x, "memory.y": images.y}
+        return self.weights() | {"memory.x": images.x, "memory.y": images.y}
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
         """Take over net and memory, as `tensors` gave them after tasks of ``sizes`` classes."""
