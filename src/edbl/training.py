@@ -17,7 +17,7 @@ from edbl.methods import find_method, methods
 from edbl.methods.base import Method
 from edbl.nets.backbones import BACKBONES
 from edbl.rule import RULED, TaskFacts
-from edbl.schedule import FirstTask, Optim, Schedule, moved
+from edbl.schedule import FirstTask, Optim, Schedule
 
 MOST_PAD = 64  # pixels
 
@@ -197,7 +197,7 @@ def _of_preset(method: type[Method], found: Origins, given: Values, facts: prese
     if "first.task_epochs" in given:  # the preset's milestones are those of its own epochs
         ours.pop("first.task_milestones", None)
     made: Origins = {k: (v, f"preset {facts.preset} ({why})") for k, (v, why) in ours.items()}
-    later = moved(usual | {k: v for k, (v, _) in ours.items()}, given)
+    later = presets.moved(usual | {k: v for k, (v, _) in ours.items()}, given)
     return made | {k: (v, "moved with the epochs") for k, v in later.items()}
 
 
