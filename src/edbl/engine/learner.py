@@ -127,7 +127,8 @@ class Learner:
         Return the seconds that each part took, and the mean loss of each epoch of each phase.
         """
         self._as_learnt()
-        self._settle(self.training.ruled(self._facts(task)) if task.old else self.training)
+        by_rule = task.old and self.training.by_rule
+        self._settle(self.training.ruled(self._facts(task)) if by_rule else self.training)
         self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
         timings, losses = self._fit(task, self.method.phases(task), checkpoints)
         self.progress.busy("choosing exemplars")
