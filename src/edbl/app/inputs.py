@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from edbl import config, store
 from edbl.app import extractor, photos
-from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings, pick
+from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings
 from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
 from edbl.app.photos import Array
@@ -188,7 +188,7 @@ class Pixels:
 
     def kept(self, contents: Contents, kind: str) -> Tensor:
         """Return images as their files have them."""
-        return pick(contents.images, contents.bundle.files(kind), self.settings.image_size)
+        return contents.pixels(kind)
 
     def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Name exemplars by their pixels."""
