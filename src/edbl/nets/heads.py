@@ -1,4 +1,4 @@
-"""Heads that some methods have in place of a linear layer, and what they compute of features."""
+"""Heads that single methods have, beside the linear one of `edbl.nets.net`, and what they compute of features."""
 
 import torch
 from torch import Generator, Tensor, nn

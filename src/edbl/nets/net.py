@@ -181,9 +181,10 @@ class Teacher:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x @ weight.T + bias`` of ``[batch, width]`` and ``[rows, width]``, on a part of a GPU as on all of it.
+    """Return ``x @ weight.T + bias`` of ``[batch, width]`` and ``[rows, width]``.
 
-    PyTorch's own products cut their sums up by the number of multiprocessors, and are slow for few rows.
+    It is the same on a part of a GPU as on all of it. PyTorch's own products cut their sums up by the number of
+    multiprocessors, and are slow for few rows.
     """
     if x.is_cuda and x.dtype == torch.float32 and x.numel() and weight.numel() and find_spec("triton"):
         return _linear(x, weight, bias)
