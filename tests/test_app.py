@@ -35,6 +35,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.store import lock
 from tests.conftest import Cli, Finished
+from tests.crossings import Crossings
 from tests.photos import QUICK, SHORT, change, rewrite, write_digits
 from tests.test_bundle import referenced
 
@@ -156,7 +157,7 @@ def test_forgetting_tells_how_well_the_rest_was_known_before(tmp_path: Path, cli
     folder = write_digits(tmp_path / "a", {1: 60, 8: 60, 9: 60, 3: 60, 5: 60})
     learn(cli, tmp_path / "model", folder, *QUICK, *poor, "--validation", 0.2)
     contents, made = open_model(tmp_path / "model", "cpu")
-    known = measure(made, *held_out(contents))
+    known = measure(made, *held_out(inputs_of(contents.bundle.settings), contents))
     assert cli("forget", tmp_path / "model", "digit 3").code == 0
     forgot = store.read(tmp_path / "model").history[-1]
     assert forgot.before == {name: score for name, score in known.items() if name != "digit 3"}
@@ -183,10 +184,9 @@ def test_a_frozen_backbone(tmp_path: Path, cli: Cli) -> None:
     assert json.loads(cli("info", model, "--json").out)["exemplar_bytes"] == size
     assert f"memory: 15 images, {size / 1e6:.2f} MB with their features (per_class=5)" in cli("info", model).out
     # Features on disk are those of the pictures beside them.
-    images = store.load(model, [store.EXEMPLARS, store.VALIDATION]).images
+    whole = store.load(model, [store.EXEMPLARS, store.VALIDATION])
     for key, kind in (("memory.x", store.EXEMPLARS), ("validation.x", store.VALIDATION)):
-        x = store.pick(images, contents.bundle.files(kind), 8)
-        again = StandIn().views(x, 0, Generator(), lambda done: None, torch.device("cpu"))
+        again = StandIn().views(whole.pixels(kind), 0, Generator(), lambda done: None, torch.device("cpu"))
         assert torch.equal(again, contents.tensors[key][:, :1])
     assert accuracy(answers(cli, model, test)) > 0.8
     assert cli("forget", model, "digit 1").code == 0
@@ -442,6 +442,7 @@ def test_a_class_that_learns_nothing_is_not_refreshed(tmp_path: Path, cli: Cli) 
 @pytest.mark.parametrize("given", ["[0.5,0.5]", "[0.5,0.5,0.5,0.5]"])
 def test_channels_that_photos_do_not_have(tmp_path: Path, cli: Cli, given: str) -> None:
     folder = write_digits(tmp_path / "a", {0: 3, 1: 3})
+    (folder / "digit 0" / "bad.png").touch()  # photos, which may be many, are not read before
     said = refused(cli, "learn", tmp_path / "model", folder, *SHORT, "--set", f"data.mean={given}")
     assert "data.mean and data.std need 3 values" in said
     assert not (tmp_path / "model").exists()
@@ -827,7 +828,7 @@ def test_exemplars_that_a_method_has_changed_are_kept_as_they_are(tmp_path: Path
     assert len(kept) == 9
     assert not kept <= given  # pixels that no photo has
     contents, made = open_model(model, "cpu")
-    assert torch.equal(made.memory.images.x, store.pick(contents.images, bundle.files(store.EXEMPLARS), 8))
+    assert torch.equal(made.memory.images.x, contents.pixels(store.EXEMPLARS))
     assert len(answers(cli, model, first)) == 16
 
 
@@ -1179,3 +1180,20 @@ def test_a_class_does_not_lose_its_last_image(tmp_path: Path, cli: Cli) -> None:
     assert "class 'digit 0' would keep no image" in said
     assert f"`edbl forget {model} 'digit 0'` first" in said
     assert not store.begun(model)
+
+
+def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
+    """A reader who follows an increment of two steps, or a prediction, turns the page so often."""
+    model, short = tmp_path / "model", ["--set", "schedule.epochs=1", "--set", "balance.epochs=1"]
+    first, second = write_digits(tmp_path / "a", {0: 3, 1: 3}), write_digits(tmp_path / "b", {2: 3, 3: 3})
+    learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
+    with Crossings() as learning:
+        learn(cli, model, second, "--device", "cpu", *short)
+    assert 200 < learning.total <= 311
+    assert len(learning.files) <= 41
+    asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
+    assert cli(*asked).code == 0
+    with Crossings() as predicting:
+        assert cli(*asked).code == 0
+    assert 50 < predicting.total <= 79
+    assert len(predicting.files) <= 27

@@ -284,7 +284,7 @@ def test_every_equation_of_the_algorithm_is_named_where_it_is_computed() -> None
 
 def test_there_is_one_training_loop() -> None:
     loops = [p.name for p in FILES if ".backward(" in p.read_text()]
-    assert loops == ["bench.py", "step.py"]  # and the one that it is measured against
+    assert loops == ["bench.py", "fit.py"]  # and the one that it is measured against
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("methods", "losses")], ids=lambda p: p.name)

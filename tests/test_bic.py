@@ -19,8 +19,8 @@ from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.bic import BiC, hold_out
 from edbl.nets.backbones import MLP, Watch
-from edbl.nets.heads import CorrectedHead, LinearHead
-from edbl.nets.net import Net
+from edbl.nets.heads import CorrectedHead
+from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
 from tests.vectors import WIDTH, Vector, a_batch, images_of, literal_ce, seeded, small, softmax

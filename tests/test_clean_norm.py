@@ -18,8 +18,7 @@ from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
 from edbl.methods.base import Draw, Method
 from edbl.nets.backbones import build
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.net import LinearHead, Net
 from edbl.seeds import Seeds
 from tests.test_contract import learner_of
 

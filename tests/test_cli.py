@@ -18,7 +18,7 @@ from edbl import Recipe, records
 from edbl.cli.options import with_flags
 from edbl.data import datasets
 from edbl.data.stream import Stream
-from edbl.engine.step import Step
+from edbl.engine.fit import Step
 from edbl.methods import find_method
 from edbl.rule import TaskFacts
 from edbl.studies.demo import recipes as demo_recipes

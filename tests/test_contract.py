@@ -19,8 +19,8 @@ from edbl.engine.learner import Learner
 from edbl.engine.progress import Count, Progress
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
-from edbl.nets.net import Net
+from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
+from edbl.nets.net import Head, LinearHead, Net
 from edbl.training import Training
 from tests.conftest import Cli
 from tests.vectors import same

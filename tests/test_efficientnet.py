@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from edbl.nets.backbones import Foreign, initialise
 from edbl.nets.efficientnet import INNER, OUTER, EfficientNetLite0, Inverted, Layer, renamed
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.net import LinearHead, Net
 from tests.vectors import seeded
 
 

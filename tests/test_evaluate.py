@@ -9,8 +9,7 @@ from edbl.engine.evaluate import class_means, confusion, evaluate, nearest, outp
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import build
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net, Output
+from edbl.nets.net import LinearHead, Net, Output
 from edbl.schedule import Optim, Schedule
 from tests.vectors import seeded, unit
 

@@ -26,8 +26,8 @@ from edbl.errors import EdblError
 from edbl.methods import methods
 from edbl.nets.backbones import BACKBONES, Backbone, build
 from edbl.nets.efficientnet import EfficientNetLite0
-from edbl.nets.heads import CorrectedHead, FrozenHead, LinearHead
-from edbl.nets.net import Net
+from edbl.nets.heads import CorrectedHead, FrozenHead
+from edbl.nets.net import LinearHead, Net
 from edbl.recipe import Recipe
 from tests.conftest import Cli
 from tests.photos import SHORT, write_digits

@@ -17,7 +17,7 @@ from edbl.data.augment import Transform
 from edbl.data.kernels import move
 from edbl.nets.backbones import ResNet, initialise
 from edbl.nets.fused import FusedResNet
-from edbl.nets.linear import _linear
+from edbl.nets.net import _linear
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs the compiled kernels")
 

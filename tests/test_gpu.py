@@ -18,14 +18,13 @@ from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine.evaluate import outputs
-from edbl.engine.fit import only
-from edbl.engine.step import Step
+from edbl.engine.fit import Step, only
 from edbl.fleet.many import Job, divisible, run_many
 from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.nets.backbones import Backbone, ResNet, initialise
-from edbl.nets.linear import linear
+from edbl.nets.net import linear
 from edbl.schedule import Optim, Schedule
 from tests.conftest import Cli
 from tests.photos import write_digits

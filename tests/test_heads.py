@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from edbl.nets.heads import CorrectedHead, CosineHead, FrozenHead, Head, LinearHead, ProxyHead
+from edbl.nets.heads import CorrectedHead, CosineHead, FrozenHead, ProxyHead
+from edbl.nets.net import Head, LinearHead
 from tests.vectors import cosine, dot, seeded
 
 HEADS = (LinearHead, CorrectedHead, CosineHead, ProxyHead)

@@ -24,8 +24,7 @@ from edbl.methods import find_method
 from edbl.methods.edbl import EDBL
 from edbl.methods.options import Balancing, IncrementalInfluence
 from edbl.nets.backbones import MLP
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net, Teacher
+from edbl.nets.net import LinearHead, Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.vectors import Vector, softmax
 

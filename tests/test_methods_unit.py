@@ -18,8 +18,7 @@ from edbl.methods.base import Draw, Method
 from edbl.methods.edbl import EDBL
 from edbl.methods.options import Balancing
 from edbl.nets.backbones import build
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net, Output, Teacher
+from edbl.nets.net import LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 from tests.vectors import seeded
 

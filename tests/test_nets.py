@@ -4,8 +4,7 @@ from torch import Tensor, nn
 
 from edbl.errors import EdblError
 from edbl.nets.backbones import BACKBONES, MLP, Block, ResNet, build
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.net import LinearHead, Net
 from tests.vectors import same, seeded, state
 
 

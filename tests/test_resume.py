@@ -21,9 +21,9 @@ from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.data import datasets
 from edbl.data.images import Images
 from edbl.engine.checkpoint import Checkpoints, Saved
+from edbl.engine.fit import Step
 from edbl.engine.prepare import fingerprint
 from edbl.engine.progress import Progress
-from edbl.engine.step import Step
 from edbl.store import lock, write_atomic
 from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed, last_state

@@ -1,18 +1,15 @@
 """Where a run may start: in a folder that is not there, or that holds nothing of worth; and how it goes."""
 
-import sys
-from collections import Counter
 from pathlib import Path
-from types import FrameType
 
 import pytest
 
-import edbl
 from edbl import EdblError, Recipe, run
 from edbl.data import datasets
 from edbl.engine.progress import Progress
 from edbl.store import lock
 from tests.conftest import full_disk
+from tests.crossings import Crossings
 
 
 def recipe() -> Recipe:
@@ -106,40 +103,26 @@ def test_mirror_images_count_for_nearest_means(tmp_path: Path) -> None:
     assert not all((a == b).all() for a, b in zip(*(record.confusions["nme"] for record in found), strict=True))
 
 
-ROOT = str(Path(edbl.__file__).parent)
-
-
-class Crossings(Progress):
-    """Count the calls from one file of the package into another while the second task is learnt."""
+class SecondTask(Progress):
+    """Count crossings while the second task is learnt, from one message to the next."""
 
     def __init__(self) -> None:
-        self.found: Counter[tuple[str, str]] = Counter()
+        self.crossings = Crossings()
 
     def say(self, message: str) -> None:
         if "task 1/" in message:
-            sys.setprofile(self.look)
+            self.crossings.start()
         elif "task 2/" in message:
-            sys.setprofile(None)
-
-    def look(self, frame: FrameType, event: str, _: object) -> None:
-        called = frame.f_code.co_filename
-        if event != "call" or not called.startswith(ROOT):
-            return
-        caller = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(ROOT):  # such as PyTorch's modules
-            caller = caller.f_back
-        if caller is not None and caller.f_code.co_filename != called:
-            self.found[caller.f_code.co_filename, called] += 1
+            self.crossings.stop()
 
 
 def test_a_task_crosses_few_files(tmp_path: Path) -> None:
     """A reader who follows a task of four steps, from its images to its checkpoint, turns the page so often."""
     short = {"net.backbone": "mlp", "optim.steps": 2, "schedule.epochs": 1, "options.balance.epochs": 1}
-    crossings = Crossings()
-    before = sys.getprofile()
+    second = SecondTask()
     try:
-        run(Recipe.build("edbl", data="digits", preset="quick", **short), tmp_path / "run", progress=crossings)
+        run(Recipe.build("edbl", data="digits", preset="quick", **short), tmp_path / "run", progress=second)
     finally:
-        sys.setprofile(before)
-    assert 100 < sum(crossings.found.values()) <= 220
-    assert len({called for _, called in crossings.found}) <= 29
+        second.crossings.stop()
+    assert 100 < second.crossings.total <= 152
+    assert len(second.crossings.files) <= 23

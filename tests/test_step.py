@@ -14,8 +14,7 @@ from edbl.data import datasets
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
-from edbl.engine.sgd import SGD
-from edbl.engine.step import Step
+from edbl.engine.fit import SGD, Step
 from edbl.schedule import Optim
 from tests.test_contract import learner_of
 

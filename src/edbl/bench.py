@@ -24,14 +24,13 @@ from edbl.data.mixing import Batch, Ratio, VanillaMixup
 from edbl.data.samplers import Sampler
 from edbl.data.stream import Task
 from edbl.engine import environment
-from edbl.engine.step import Step
+from edbl.engine.fit import Step
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Method
 from edbl.methods.rkd import RKD
 from edbl.nets import backbones
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net
+from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Optim, Schedule
 
 OLD, NEW, EXEMPLARS, IMAGES = 20, 20, 2000, 10_000  # CIFAR-100, Base-0, 5 phases, second task

@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -135,7 +136,8 @@ def _describe(kind: Any) -> str:
     return " or ".join(_describe(one) for one in inner) or f"an object that says what a {kind.__name__} is"
 
 
-def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
+@cache
+def leaves(kind: type, prefix: str = "") -> Mapping[str, Leaf]:
     """Return the settings of a dataclass by dotted key."""
     if "__dataclass_fields__" not in vars(kind):  # its own: a subclass of a dataclass has those of its base
         raise EdblError(f"{kind.__qualname__} is not a dataclass: write @dataclass(frozen=True) above it")
@@ -159,16 +161,16 @@ def leaves(kind: type, prefix: str = "") -> dict[str, Leaf]:
 
 def build(kind: type[T], values: Mapping[str, object], prefix: str = "") -> T:
     """Return an instance of a dataclass from values by dotted key; what is not given keeps its default."""
-    known = leaves(kind, prefix)
+    known = leaves(cast(type, kind), prefix)  # mypy takes no narrower class for hashable
     checked = check(values, known)
     return _assemble(kind, {k: checked.get(k, leaf.default) for k, leaf in known.items()}, prefix)
 
 
-def check(values: Mapping[str, object], known: Mapping[str, Leaf], listing: str = "") -> dict[str, object]:
-    """Return values by full key, each as its setting's type; ``listing`` is a command that names all keys."""
+def check(values: Mapping[str, object], known: Mapping[str, Leaf]) -> dict[str, object]:
+    """Return values by full key, each as its setting's type."""
     checked: dict[str, object] = {}
     for key, value in values.items():
-        full = resolve(key, known, listing)
+        full = resolve(key, known)
         if full in checked:
             raise EdblError(f"{full} is given twice, once as '{key}'")
         checked[full] = known[full].check(full, value)
@@ -195,7 +197,7 @@ def flatten(instance: object, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def resolve(key: str, known: Iterable[str], listing: str = "") -> str:
+def resolve(key: str, known: Iterable[str]) -> str:
     """Return the full key for ``key``, which may leave out leading parts where that is unambiguous."""
     names = list(known)
     if key in names:
@@ -204,8 +206,14 @@ def resolve(key: str, known: Iterable[str], listing: str = "") -> str:
     if len(found) > 1:
         raise EdblError(f"key '{key}' is ambiguous: it may be {' or '.join(found)}")
     if not found:
-        raise unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names), listing)
+        raise unknown_key(key, names)
     return found[0]
+
+
+def unknown_key(key: str, known: Iterable[str], listing: str = "") -> EdblError:
+    """Return the error for a key that does not exist; ``listing`` is a command that names all."""
+    names = list(known)
+    return unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names), listing)
 
 
 def ends(key: str, known: Iterable[str]) -> list[str]:

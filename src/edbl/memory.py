@@ -55,7 +55,7 @@ class Memory:
         self.classes: list[Images] = []
 
     def __len__(self) -> int:
-        return sum(len(images) for images in self.classes)
+        return sum(len(images.y) for images in self.classes)
 
     @property
     def images(self) -> Images:

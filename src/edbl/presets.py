@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from edbl.config import flatten, toml_value
 from edbl.rule import RULED
-from edbl.schedule import Schedule, moved
+from edbl.schedule import Schedule
 
 BY_RULE = "by_rule"
 MOST = "most_epochs"  # not a setting: further phases of a method have at most so many epochs
@@ -224,6 +224,16 @@ def values(
             new[BY_RULE] = tuple(key for key in cast(tuple[str, ...], new[BY_RULE]) if key in usual.keys() - theirs)
         new |= {key: row.values[MOST] for key in now if MOST in row.values and _is_longer(key, now, row.values[MOST])}
         found |= {key: (value, row.why) for key, value in (moved(now, new) | new).items()}
+    return found
+
+
+def moved(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the milestones, by dotted key, of schedules of which the epochs alone are given: moved with them."""
+    found = {}
+    for key, epochs in given.items():
+        milestones = f"{key.removesuffix('epochs')}milestones"
+        if key.endswith(".epochs") and milestones in usual and milestones not in given:
+            found[milestones] = Schedule(usual[key], milestones=usual[milestones]).scaled(epochs).milestones
     return found
 
 

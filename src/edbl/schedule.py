@@ -1,9 +1,8 @@
 """Schedules: how long a phase trains, at which learning rate, by which optimiser."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from edbl.config import option
 
@@ -45,16 +44,6 @@ class Schedule:
         """Return the same schedule squeezed or stretched to ``epochs``."""
         milestones = tuple(max(1, round(m * epochs / self.epochs)) for m in self.milestones)
         return replace(self, epochs=epochs, milestones=milestones)
-
-
-def moved(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the milestones, by dotted key, of schedules of which the epochs alone are given: moved with them."""
-    found = {}
-    for key, epochs in given.items():
-        milestones = f"{key.removesuffix('epochs')}milestones"
-        if key.endswith(".epochs") and milestones in usual and milestones not in given:
-            found[milestones] = Schedule(usual[key], milestones=usual[milestones]).scaled(epochs).milestones
-    return found
 
 
 @dataclass(frozen=True)

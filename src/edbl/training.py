@@ -14,9 +14,10 @@ from edbl.data.augment import Transform
 from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
+from edbl.methods.base import Method
 from edbl.nets.backbones import BACKBONES
 from edbl.rule import RULED, TaskFacts
-from edbl.schedule import FirstTask, Optim, Schedule, moved
+from edbl.schedule import FirstTask, Optim, Schedule
 
 MOST_PAD = 64  # pixels
 
@@ -109,7 +110,11 @@ class Training(Common):
     @classmethod
     def keys(cls, method: str) -> dict[str, config.Leaf]:
         """Return all settings for a method by dotted key."""
-        return config.leaves(cls.kind) | config.leaves(find_method(method).Config, "options.")
+        return cls._keys(find_method(method))
+
+    @classmethod
+    def _keys(cls, method: type[Method]) -> dict[str, config.Leaf]:
+        return {**config.leaves(cast(type, cls.kind)), **config.leaves(method.Config, "options.")}
 
     @classmethod
     def of(cls, *layers: Values, complete: bool = False) -> Self:
@@ -134,14 +139,15 @@ class Training(Common):
     def origins(cls, *layers: Values, complete: bool = False) -> Origins:
         """Return every value by dotted key, and where it comes from: built in, data set, preset, or given."""
         method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
-        known = cls.keys(method)
+        kind = find_method(method)
+        known = cls._keys(kind)
         given = [check_values(layer, known, method) for layer in layers]
         cls.check_layers(given, complete)
         checked = {k: v for layer in given for k, v in layer.items()}
         found: Origins = {k: (leaf.default, "built in") for k, leaf in known.items()}
         found |= cls.of_data(found, checked)
         if not complete:
-            found |= _of_preset(method, found, checked, cls.facts(found, checked))
+            found |= _of_preset(kind, found, checked, cls.facts(found, checked))
         ruled, origin = cast(tuple[tuple[str, ...], str], found["by_rule"])
         for layer in given:  # what a layer gives is not the rule's to say, unless the layer says so itself
             ruled = cast(Any, layer["by_rule"]) if "by_rule" in layer else tuple(k for k in ruled if k not in layer)
@@ -182,17 +188,16 @@ class Training(Common):
         return config.flatten(self)
 
 
-def _of_preset(method: str, found: Origins, given: Values, facts: presets.Facts) -> Origins:
+def _of_preset(method: type[Method], found: Origins, given: Values, facts: presets.Facts) -> Origins:
     """Return the values of the preset, and milestones that move with given epochs."""
     usual = {k: v for k, (v, _) in found.items()}
-    kind = find_method(method)
-    theirs = {k for k in usual if _declared_by_users(kind.Config, k)}
-    paper = config.check(kind.paper, Training.keys(method))
+    theirs = {k for k in usual if _declared_by_users(method.Config, k)}
+    paper = config.check(method.paper, Training._keys(method))
     ours = presets.values(facts, paper, usual, theirs)
     if "first.task_epochs" in given:  # the preset's milestones are those of its own epochs
         ours.pop("first.task_milestones", None)
     made: Origins = {k: (v, f"preset {facts.preset} ({why})") for k, (v, why) in ours.items()}
-    later = moved(usual | {k: v for k, (v, _) in ours.items()}, given)
+    later = presets.moved(usual | {k: v for k, (v, _) in ours.items()}, given)
     return made | {k: (v, "moved with the epochs") for k, v in later.items()}
 
 
@@ -210,7 +215,8 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
             if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
                 raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
-    return config.check(values, known, command("list", "options", method))
+            raise config.unknown_key(key, known, command("list", "options", method))
+    return config.check(values, known)
 
 
 def check_text(what: str, name: str) -> None:

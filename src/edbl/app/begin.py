@@ -10,7 +10,6 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import photos
 from edbl.app.bundle import IMAGES, INCREMENT, Bundle, Contents, Settings
-from edbl.app.inputs import inputs_of
 from edbl.app.photos import Photo
 from edbl.app.settings import Request, change, choose
 from edbl.data.folder import image_notes
@@ -112,9 +111,9 @@ def _read(
     """Read the photos that were found, and begin an increment with them."""
     place = folder / INCREMENT
     results = photos.read_into(place / IMAGES, found, settings.image_size)
-    notes += image_notes("given", [shown(p.path) for p in found], [r for r, _ in results], request.skip_bad)
-    names = list(dict.fromkeys(photo.name for photo in found))
-    notes += photos.alike(names, base.bundle.names if base else [])
+    notes += image_notes("given", [photo.path for photo in found], [r for r, _ in results], request.skip_bad)
+    names, known = list(dict.fromkeys(photo.name for photo in found)), base.bundle.names if base else []
+    notes += photos.alike(names, known)
     number = {name: k for k, name in enumerate(names)}
     labels, digests = [number[photo.name] for photo in found], [d for _, d in results]
     readable = {label for label, d in zip(labels, digests, strict=True) if d}
@@ -123,13 +122,11 @@ def _read(
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
     train, held = _split(names, labels, digests, settings, base)
-    known = base.bundle.names if base else []
     if not train:
         raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{count(range(repeated), 'image')} left out: given twice, or kept by the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
-    inputs_of(settings).training(len(train))  # what settings make impossible is said before anything is begun
     begun = Begun(
         request=request,
         began=now(),

@@ -331,6 +331,11 @@ class Contents:
     tensors: dict[str, Tensor]  # of ``model.safetensors``
     images: dict[str, Pixels]  # by file name, those asked for
 
+    def pixels(self, kind: str) -> Tensor:
+        """Return the exemplars or the held-out images, class by class, ``[n, 3, size, size]``."""
+        names = self.bundle.files(kind)
+        return torch.from_numpy(stack([self.images[name] for name in names], self.bundle.settings.image_size))
+
 
 def load(
     folder: Path, kinds: Collection[str] = (), without: Sequence[str] = (), bundle: Bundle | None = None
@@ -382,11 +387,6 @@ def _load(folder: Path, bundle: Bundle, kinds: Collection[str], without: Sequenc
             f"or {some if len(classes) < len(bundle.classes) else 'delete the model and learn all its classes again'}"
         )
     return Contents(bundle, tensors, {n: p for n, p in zip(wanted, pixels, strict=True) if p is not None})
-
-
-def pick(images: Mapping[str, Pixels], names: Sequence[str], size: int) -> Tensor:
-    """Return images by name as one tensor, ``[n, 3, size, size]``."""
-    return torch.from_numpy(stack([images[name] for name in names], size))
 
 
 def memory_bytes(folder: Path, bundle: Bundle) -> int:

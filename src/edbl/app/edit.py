@@ -30,7 +30,8 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         except EdblError:  # such as lost images of the classes to forget
             contents, model = open_model(folder, device, found, without=names)
         contents = leave_out(contents, names)
-        x, labels = held_out(contents)
+        inputs = inputs_of(contents.bundle.settings)
+        x, labels = held_out(inputs, contents)
         before = measure(model, x, labels)
         for name in dict.fromkeys(names):
             model.forget(name)
@@ -52,7 +53,7 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         )
         bundle.history.append(event)
         bundle.readout = better(event.total(), model.method.readout)
-        tensors = inputs_of(bundle.settings).tensors(model, bundle, zip(labels, x, strict=True))
+        tensors = inputs.tensors(model, bundle, zip(labels, x, strict=True))
         disk.write(folder, bundle, tensors, {})
         return bundle
 

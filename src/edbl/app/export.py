@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edbl
-from edbl.app.bundle import EXEMPLARS, pick
+from edbl.app.bundle import EXEMPLARS
 from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
 from edbl.app.opening import open_model
@@ -22,8 +22,8 @@ from edbl.errors import EdblError
 from edbl.methods.base import Method
 from edbl.methods.der_net import ExpandingNet
 from edbl.nets.backbones import ResNet
-from edbl.nets.heads import CorrectedHead, CosineHead, Head, LinearHead, ProxyHead
-from edbl.nets.net import Net
+from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
+from edbl.nets.net import Head, LinearHead, Net
 from edbl.store import write_atomic
 
 FORMAT = "1"  # of the metadata
@@ -168,7 +168,7 @@ def export_folder(folder: Path | str, path: Path | str) -> tuple[Model, float]:
     worst = export(
         model,
         path,
-        images=pick(contents.images, bundle.files(EXEMPLARS), bundle.settings.image_size),
+        images=contents.pixels(EXEMPLARS),
         readout=bundle.readout,
         settings=asdict(bundle.settings),
         **inputs_of(bundle.settings).front(),

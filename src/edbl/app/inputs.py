@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from edbl import config, store
 from edbl.app import extractor, photos
-from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings, pick
+from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings
 from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
 from edbl.app.photos import Array
@@ -188,7 +188,7 @@ class Pixels:
 
     def kept(self, contents: Contents, kind: str) -> Tensor:
         """Return images as their files have them."""
-        return pick(contents.images, contents.bundle.files(kind), self.settings.image_size)
+        return contents.pixels(kind)
 
     def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Name exemplars by their pixels."""
@@ -201,7 +201,7 @@ class Pixels:
 
     def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return the net: images have their files."""
-        return _without_memory(model)
+        return model.learner.weights()
 
     def front(self) -> dict[str, Any]:
         """Return nothing: the model takes pixels."""
@@ -317,7 +317,7 @@ class Features:
             views[name].append(view)
         stay = [view for known in bundle.classes for view in views[known.name][: len(known.validation)]]
         kept = {FEATURES[VALIDATION]: torch.stack(stay) if stay else self.none()}
-        return _without_memory(model) | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
+        return model.learner.weights() | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
 
     def front(self) -> dict[str, Any]:
         """Return the backbone."""
@@ -330,8 +330,9 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
-    usual, pace = Training.of({"method": settings.method, "preset": preset}), PACES[preset]
-    batch = min(usual.optim.batch, max(2, images))
+    origins, pace = Training.origins({"method": settings.method, "preset": preset}), PACES[preset]
+    usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
+    batch = min(usual["optim.batch"], max(2, images))
     epochs = min(max(pace.least, math.ceil(pace.steps / max(1, images // batch))), pace.most)
     values: dict[str, Any] = {
         "method": settings.method,
@@ -343,7 +344,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         "seed": settings.seed,
         "optim.batch": batch,
         "schedule.epochs": epochs,
-        "schedule.lr": usual.schedule.lr / length**2,
+        "schedule.lr": usual["schedule.lr"] / length**2,
         "options.min_old": max(1, batch // 4),
         **own,
     }
@@ -351,11 +352,9 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         if isinstance(item.default, Schedule):  # a further phase
             shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
             if item.name == "balance":
-                rate = cast(float, usual.values()["options.balance.lr"])
-                shorter = Schedule(shorter.epochs, rate / length**2, (), shape="cosine")
+                shorter = Schedule(shorter.epochs, usual["options.balance.lr"] / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
-    known = Training.keys(settings.method)
-    made = Training.of({k: v for k, v in values.items() if k in known} | settings.given)
+    made = Training.of({k: v for k, v in values.items() if k in usual} | settings.given)
     made.data.check(channels=3)
     return made
 
@@ -367,10 +366,6 @@ def _expected(found: Pretrained) -> dict[str, object]:
 
 def _on(made: Training, device: str) -> Training:
     return replace(made, device=cast(Literal["auto", "cpu", "cuda"], device))
-
-
-def _without_memory(model: Model) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in model.tensors().items() if not name.startswith("memory.")}
 
 
 def _add(say: Callable[[int], None], before: int, done: int) -> None:

@@ -1,7 +1,7 @@
 """One increment: it reads photos, learns, and commits the new model; killed at any moment, it can go on."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
@@ -198,16 +198,15 @@ class Increment:
         made_by = self.inputs.training(len(self.train) + len(exemplars), self.train)
         model = self.inputs.model(made_by, self.device, progress)
         old = list(base.bundle.names) if base else []
-        kept, kept_labels = held_out(base) if base else (self.inputs.none(), list[str]())
+        kept, kept_labels = held_out(self.inputs, base) if base else (self.inputs.none(), list[str]())
         if base:
-            restore(self.folder, model, base)
+            restore(self.folder, self.inputs, model, base)
         before = measure(model, kept, kept_labels)
         names, held_labels = begun.of(begun.train), begun.of(begun.held)
         new = [name for name in begun.names if name not in old]
         self._train(model, names, progress, new=bool(new), first=not old)
         progress.busy("measuring")
         after = measure(model, kept, kept_labels)
-        fresh = measure(model, self.held, held_labels)
         event = Event(
             kind="learn",
             date=now(),
@@ -216,7 +215,7 @@ class Increment:
             images=len(begun.train),
             exemplars=len(model.memory),
             seconds=round(time.monotonic() - self.started, 2),
-            scores={name: after[name] + fresh[name] for name in model.names},
+            scores=measure(model, self.held, held_labels, after),
             before={name: before[name] for name in old},
             after={name: after[name] for name in old},
         )
@@ -280,9 +279,11 @@ class Increment:
         return images | self.inputs.images([known.exemplars for known in made.classes], model.memory)
 
 
-def measure(model: Model, x: Tensor, labels: Sequence[str]) -> dict[str, Score]:
-    """Return how often both read-outs are right on images of each class."""
-    scores = dict.fromkeys(model.names, Score(0, 0, 0))
+def measure(
+    model: Model, x: Tensor, labels: Sequence[str], before: Mapping[str, Score] | None = None
+) -> dict[str, Score]:
+    """Return how often both read-outs are right on images of each class, and on others ``before`` them."""
+    scores = dict(before or dict.fromkeys(model.names, Score(0, 0, 0)))
     if not len(x):
         return scores
     cnn, nme = (answers.argmax(1).tolist() for answers in model.readouts(x))

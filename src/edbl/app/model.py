@@ -16,7 +16,6 @@ from edbl.engine.fit import ADVICE
 from edbl.engine.learner import CPU, Learner
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, unknown
-from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.backbones import Backbone
 from edbl.nets.net import Output
@@ -39,6 +38,7 @@ class Model:
     ) -> None:
         device = environment.pick_device(recipe.device)
         self.learner = Learner(recipe, shape, transform, device, progress or Progress(), make)
+        self.memory = self.learner.memory
         if self.method.keeps == "all images":
             raise EdblError(f"{recipe.method} keeps all images ever seen, which a model does not; use another method")
         self.names: list[str] = []
@@ -47,19 +47,14 @@ class Model:
         self._means: Tensor | None = None  # of exemplars, once they were asked for
 
     @property
-    def method(self) -> Method:
-        """The method that it learns by."""
-        return self.learner.method
-
-    @property
-    def memory(self) -> Memory:
-        """A few images of each class."""
-        return self.learner.memory
-
-    @property
     def sizes(self) -> list[int]:
         """How many classes each increment brought that are still there."""
         return self.learner.net.head.sizes
+
+    @property
+    def method(self) -> Method:
+        """The method, which is another one after each increment."""
+        return self.learner.method
 
     def learn(self, x: Tensor, names: Sequence[str], checkpoints: Path | None = None) -> None:
         """Learn from images and the name of each one's class: new classes, and more of those already known.
@@ -73,7 +68,8 @@ class Model:
         images = Images(x, torch.tensor([number[name] for name in names])).to(self.learner.device)
         more, train = images.of(range(known)), images.of(range(known, len(self.names)))
         before = list(self.memory.classes)
-        self._remember(more)
+        if len(more):
+            self._remember(more)
         saved = Checkpoints(checkpoints) if checkpoints else None
         if new:
             task = Task(self.increments, known, len(new), train, self.seen_images)
@@ -82,7 +78,8 @@ class Model:
             everything = self.memory.images
             again = Task(self.increments, 0, known, everything, self.seen_images)
             self.learner.refresh(again, saved)
-        self._choose_again(more, train, before)
+        if len(more):
+            self._choose_again(more, train, before)
         self._means = None
         self._check()
         self.seen_images += len(images)
@@ -110,7 +107,7 @@ class Model:
             for k in classes:
                 self.memory.classes[k] = Images.cat([before[k], more.of([k])])
             self.memory.choose_again(classes, self.learner.features)
-        elif len(more):
+        else:
             self.memory.classes = list(before)
             generator = self.learner.seeds.generator(CPU, "task", self.increments, "reservoir")
             self.memory.reservoir(Images.cat([more, train]), self.seen_images, generator)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edbl.app import bundle as disk
 from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Known
-from edbl.app.inputs import inputs_of
+from edbl.app.inputs import Inputs, inputs_of
 from edbl.app.model import Model
 from edbl.errors import EdblError
 from edbl.training import Training
@@ -31,8 +31,9 @@ def open_model(
         made.data.check(channels=3)
     except EdblError as error:
         raise disk.damaged(folder, disk.MODEL, f"its recipe: {error}") from error
-    model = inputs_of(contents.bundle.settings).model(made, device)
-    restore(folder, model, contents)
+    inputs = inputs_of(contents.bundle.settings)
+    model = inputs.model(made, device)
+    restore(folder, inputs, model, contents)
     return contents, model
 
 
@@ -45,11 +46,11 @@ def load(folder: Path, bundle: Bundle, without: Sequence[str] = (), also: Sequen
     return contents
 
 
-def restore(folder: Path, model: Model, contents: Contents) -> None:
+def restore(folder: Path, inputs: Inputs, model: Model, contents: Contents) -> None:
     """Bring a model back as it was."""
     bundle = contents.bundle
     labels = [k for k, known in enumerate(bundle.classes) for _ in known.exemplars]
-    exemplars = inputs_of(bundle.settings).kept(contents, EXEMPLARS)
+    exemplars = inputs.kept(contents, EXEMPLARS)
     tensors = {**contents.tensors, "memory.x": exemplars, "memory.y": torch.tensor(labels, dtype=torch.int64)}
     try:
         model.load(tensors, bundle.names, bundle.sizes)
@@ -59,10 +60,10 @@ def restore(folder: Path, model: Model, contents: Contents) -> None:
     model.increments, model.seen_images = bundle.increments, bundle.seen_images
 
 
-def held_out(contents: Contents) -> tuple[Tensor, list[str]]:
+def held_out(inputs: Inputs, contents: Contents) -> tuple[Tensor, list[str]]:
     """Return the held-out images that stay with a model, as it takes them, and their classes."""
     labels = [known.name for known in contents.bundle.classes for _ in known.validation]
-    return inputs_of(contents.bundle.settings).kept(contents, VALIDATION), labels
+    return inputs.kept(contents, VALIDATION), labels
 
 
 def leave_out(contents: Contents, names: Collection[str] = (), images: Collection[str] = ()) -> Contents:

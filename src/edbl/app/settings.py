@@ -119,7 +119,8 @@ def change(settings: Settings, request: Request) -> Settings:
 def _asked(settings: Settings, request: Request) -> Settings:
     """Return the settings with recipe values that are given, and as many exemplars as fit into what is given in MB."""
     inputs = inputs_of(settings)
-    given = _checked(request.given, settings.method, inputs.idle)
+    given = settings.given | _checked(request.given, settings.method, inputs.idle)
+    Training.of({"method": settings.method}, given).data.check(channels=3)  # what no increment could learn by
     memory = settings.memory
     if request.memory_mb is not None:
         each = inputs.bytes_each()
@@ -127,7 +128,7 @@ def _asked(settings: Settings, request: Request) -> Settings:
         if not total:
             raise EdblError(f"memory_mb={request.memory_mb:g} holds no image: one takes up to {each / 1e6:.2g} MB")
         memory = f"total={total}"
-    return replace(settings, given=settings.given | given, memory=memory)
+    return replace(settings, given=given, memory=memory)
 
 
 def _check_method(name: str) -> None:
@@ -144,7 +145,7 @@ def _check_method(name: str) -> None:
 def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> dict[str, Any]:
     known = Training.keys(method)
     for key in given:
-        if not config.ends(key, known) and (of_run := config.ends(key, OF_RUNS)):
+        if key not in known and not config.ends(key, known) and (of_run := config.ends(key, OF_RUNS)):
             raise _foreign(of_run[0])
     checked = check_values(given, known, method)
     for key in checked:

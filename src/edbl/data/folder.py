@@ -69,8 +69,8 @@ def load_folder(folder: Path, *, image_size: int = 0, skip_bad: bool = False) ->
     classes, files = _list_files(walk, train, test)
     size = image_size or DEFAULT_SIZE
     decoded = in_threads(lambda file: decode(file.path, size), files, "reading images")
-    names = [shown(file.path.relative_to(folder)) for file in files]
-    notes = [*walk.notes(), *image_notes(f"in {folder}", names, decoded, skip_bad)]
+    paths = [file.path.relative_to(folder) for file in files]
+    notes = [*walk.notes(), *image_notes(f"in {folder}", paths, decoded, skip_bad)]
     good = [file for file, result in zip(files, decoded, strict=True) if result.pixels is not None]
     pixels = [result.pixels for result in decoded if result.pixels is not None]
     if test is None:
@@ -241,19 +241,19 @@ def _split_note(files: Sequence[_File]) -> str:
     )
 
 
-def image_notes(where: str, names: Sequence[str], decoded: Sequence[Decoded], skip_bad: bool) -> list[str]:
+def image_notes(where: str, paths: Sequence[Path], decoded: Sequence[Decoded], skip_bad: bool) -> list[str]:
     """Return what became of images, in words; those that cannot be used are an error unless ``skip_bad``."""
-    pairs = list(zip(names, decoded, strict=True))
-    bad = [f"{name} ({result.bad})" for name, result in pairs if result.bad]
+    pairs = list(zip(paths, decoded, strict=True))
+    bad = [f"{shown(path)} ({result.bad})" for path, result in pairs if result.bad]
     if bad and not skip_bad:
         raise EdblError(
-            f"{count(bad, 'image')} of {len(names):,} {where} cannot be used: {first(bad)}\n"
+            f"{count(bad, 'image')} of {len(paths):,} {where} cannot be used: {first(bad)}\n"
             "repair or remove them, or leave them out with skip_bad"
         )
     notes = []
     if bad:
         notes.append(f"{count(bad, 'image')} left out: {first(bad)}")
-    converted = [name for name, result in pairs if result.converted]
+    converted = [shown(path) for path, result in pairs if result.converted]
     if converted:
         were = "was not RGB and was" if len(converted) == 1 else "were not RGB and were"
         notes.append(f"{count(converted, 'image')} {were} converted: {first(converted)}")

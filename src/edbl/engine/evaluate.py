@@ -10,8 +10,7 @@ from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.memory import Memory
 from edbl.methods.base import Method
-from edbl.nets.linear import linear
-from edbl.nets.net import Net, Output
+from edbl.nets.net import Net, Output, linear
 
 PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough for the memory of small ones
 

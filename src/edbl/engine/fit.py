@@ -1,22 +1,25 @@
-"""The training loop: the only one."""
+"""The training loop, the only one: epochs of a phase; the step: gather, augment, mix, forward, backward, update."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Generator, nn
+from torch import Generator, Tensor, nn
+from torch.optim.sgd import sgd
 
 from edbl.data.augment import Transform, Views
+from edbl.data.mixing import Batch
 from edbl.engine.checkpoint import State
 from edbl.engine.progress import Progress
-from edbl.engine.step import Step
 from edbl.errors import Diverged
 from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
+from edbl.schedule import Optim
 from edbl.seeds import Seeds
 
 SHOWN = 100  # batches, of which batch normalisation, at a momentum of 0.1, forgets all but the last few dozens
+WARM_UP = 3  # steps before a capture, in which libraries make their choices and the optimiser its buffers
 ADVICE = "lower the learning rate (schedule.lr) or a weight of the loss"
 
 
@@ -47,8 +50,9 @@ class Loop:
             self.progress.busy("compiling kernels, once per machine")
         with only(net, phase.params):
             for epoch in range(state.epoch, phase.schedule.epochs):
-                generator.manual_seed(self.seeds.number(*place, "epoch", epoch))
-                torch.manual_seed(self.seeds.number(*place, "global", epoch))  # for a module's own draws, as dropout's
+                seed = self.seeds.number(*place, "epoch", epoch)
+                generator.manual_seed(seed)
+                torch.manual_seed(seed ^ 1)  # for a module's own draws, such as dropout's
                 state.losses.append(self._epoch(phase, step, epoch))
                 state.epoch = epoch + 1
                 if state.epoch < phase.schedule.epochs:
@@ -59,7 +63,7 @@ class Loop:
         if phase.finish is not None:
             phase.finish()
 
-    def _epoch(self, phase: Phase, step: Step, epoch: int) -> float:
+    def _epoch(self, phase: Phase, step: "Step", epoch: int) -> float:
         """Make the steps of an epoch, and return their mean loss."""
         batches = phase.draw.sampler(step.generator)  # [steps, batch]
         batches = batches[: phase.optim.steps] if phase.optim.steps else batches
@@ -107,3 +111,147 @@ def only(net: Net, params: Sequence[nn.Parameter]) -> Iterator[None]:
     finally:
         for parameter in idle:
             parameter.requires_grad_(True)
+
+
+class Step:
+    """One step of a phase, to be called once for each row of the epoch's batches.
+
+    It reads and writes fixed buffers and never waits for the device. On a GPU it is captured once per phase as a CUDA
+    graph and replayed, so a step costs one launch; on a CPU the same function runs as it is.
+    """
+
+    def __init__(
+        self,
+        phase: Phase,
+        classes: int,
+        transform: Transform | Views,
+        generator: Generator,
+        *,
+        bf16: bool,
+        graph: bool,
+    ) -> None:
+        self.phase = phase
+        self.transform = transform
+        self.generator = generator
+        device = generator.device
+        self.bf16 = bf16
+        self.use_graph = graph and device.type == "cuda"
+        self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.calls = 0
+        self.images = 0  # images of a batch after mixing
+        self.one_hot = torch.eye(classes, device=device)
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
+        self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
+        self.losses = torch.empty(0, device=device)  # [steps]
+        self.optimiser = SGD(phase.params, phase.backbone, phase.optim)
+
+    def begin_epoch(self, batches: Tensor, rate: float) -> None:
+        """Take the index batches and the learning rate of an epoch."""
+        if batches.shape != self.batches.shape:
+            self.batches = torch.empty_like(batches)
+            self.losses = torch.empty(len(batches), device=batches.device)
+        self.batches.copy_(batches)
+        self.losses.zero_()
+        self.number.zero_()
+        self.optimiser.set_rate(rate)
+
+    def __call__(self) -> None:
+        """Make one step."""
+        if self.graph is None and self.use_graph and self.calls == WARM_UP:
+            self._capture()
+        self.calls += 1
+        if self.graph is None:
+            self._step()
+        else:
+            self.graph.replay()
+
+    def _capture(self) -> None:
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.generator)
+        self.optimiser.zero_grad()
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    def _batch(self) -> Batch:
+        index = self.batches.index_select(0, self.number).squeeze(0)
+        images = self.phase.draw.data[index]
+        labels = self.one_hot[images.y]  # [batch, seen]
+        return self.phase.draw.mixing(Batch(self.transform.augment(images.x, self.generator), labels), self.generator)
+
+    def _step(self) -> None:
+        batch = self._batch()
+        self.images = len(batch.x)
+        # A graph must not keep casts of weights from one step for the next, so nothing is cached.
+        cast = torch.autocast(batch.x.device.type, torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
+        with cast:
+            if self.ahead is not None:
+                self.ahead.ask(batch.x)
+            loss = self.phase.loss(batch)
+            if self.ahead is not None:
+                self.ahead.wait()
+        self.optimiser.zero_grad()
+        loss.backward()
+        if self.phase.adjust is not None:
+            with cast:
+                self.phase.adjust(self.generator)
+        self.optimiser.step()
+        self.losses.index_copy_(0, self.number, loss.detach().float().view(1))
+        self.number += 1
+
+
+class SGD:
+    """Stochastic gradient descent, by PyTorch's fused update; the backbone's rate is ``optim.backbone_lr`` of others'.
+
+    `torch.optim.SGD` calls the same function, but the class loads PyTorch's compiler, which takes as long as PyTorch.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], backbone: Sequence[nn.Parameter], optim: Optim) -> None:
+        self.params = params
+        self.optim = optim
+        self.momenta: list[Tensor | None] = [None] * len(params)
+        slow = set(backbone)
+        self.groups: dict[float, list[int]] = {}  # numbers of parameters by the factor of their learning rate
+        for number, parameter in enumerate(params):
+            self.groups.setdefault(optim.backbone_lr if parameter in slow else 1.0, []).append(number)
+        self.rates = {factor: torch.zeros((), device=params[0].device) for factor in self.groups}
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate; a step that a CUDA graph has captured follows it."""
+        for factor, tensor in self.rates.items():
+            tensor.fill_(factor * rate)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        for parameter in self.params:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+        for factor, numbers in self.groups.items():
+            used = [number for number in numbers if self.params[number].grad is not None]
+            momenta = [self.momenta[number] for number in used]
+            sgd(
+                [self.params[number] for number in used],
+                [grad for number in used if (grad := self.params[number].grad) is not None],
+                momenta,
+                fused=True,
+                weight_decay=self.optim.weight_decay,
+                momentum=self.optim.momentum,
+                lr=self.rates[factor],  # type: ignore[arg-type]  # a tensor, as `torch.optim.SGD` gives it
+                dampening=0.0,
+                nesterov=self.optim.nesterov and self.optim.momentum > 0,
+                maximize=False,
+            )
+            for number, momentum in zip(used, momenta, strict=True):
+                self.momenta[number] = momentum
+
+    def momentum(self) -> dict[int, Tensor]:
+        """Return the momentum of each parameter that has one, by its number, for a checkpoint."""
+        return {number: momentum for number, momentum in enumerate(self.momenta) if momentum is not None}
+
+    def load(self, momentum: Mapping[int, Tensor]) -> None:
+        """Take over what `momentum` gave."""
+        for number, value in momentum.items():
+            self.momenta[number] = value.to(self.params[number].device)

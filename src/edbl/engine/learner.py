@@ -62,7 +62,7 @@ class Learner:
         bf16 = training.precision == "bf16" or (training.precision == "auto" and device.type == "cuda")
         fuse = bf16 and training.fused and device.type == "cuda"
         self.loop = Loop(transform, self.seeds, progress, bf16, training.graph)
-        kind = find_method(training.method)
+        self.kind = kind = find_method(training.method)  # once: a file may be edited while a run goes on
 
         def backbone(generator: Generator) -> Backbone:
             made = backbones.build(training.net.backbone, shape, generator, kind.last_relu).to(device)
@@ -81,7 +81,7 @@ class Learner:
 
     def _method(self, training: Training) -> Method:
         """Return the method as it is when a run goes on: with its net, memory and state, and no other attributes."""
-        made = find_method(training.method)(
+        made = self.kind(
             self.net,
             self.memory,
             cast(Any, training.options),
@@ -98,12 +98,15 @@ class Learner:
         """Return features of images by the present net."""
         return outputs(self.net, images, self.transform).features
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the net and the method's state."""
+        learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
+        return net_tensors(self.net) | learnt | {f"state.{k}": v for k, v in self.state.items()}
+
     def tensors(self) -> dict[str, Tensor]:
         """Return net, memory and the method's state."""
         images = self.memory.images
-        learnt = {f"learnt.{k}": v for k, v in self.learnt.items()}
-        state = {f"state.{k}": v for k, v in self.state.items()}
-        return net_tensors(self.net) | learnt | state | {"memory.x": images.x, "memory.y": images.y}
+        return self.weights() | {"memory.x": images.x, "memory.y": images.y}
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
         """Take over net, memory and state, as `tensors` gave them after tasks of ``sizes`` classes."""
@@ -138,7 +141,8 @@ class Learner:
         if self.method.keeps != "all images":
             task = replace(task, stream_train=None)
         self._as_learnt()
-        self.method = self._method(self.training.ruled(self._facts(task)) if task.old else self.training)
+        by_rule = task.old and self.training.by_rule
+        self.method = self._method(self.training.ruled(self._facts(task)) if by_rule else self.training)
         with self.seeds.everywhere("task", task.index):
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
             timings, losses = self._fit(task, self.method.phases(task), checkpoints)

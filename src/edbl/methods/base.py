@@ -18,8 +18,7 @@ from edbl.losses import cross_entropy
 from edbl.memory import Features, Memory
 from edbl.methods.options import NormStatistics, Options
 from edbl.nets.backbones import Backbone
-from edbl.nets.heads import Head, LinearHead
-from edbl.nets.net import Net, Output, Teacher
+from edbl.nets.net import Head, LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 
 

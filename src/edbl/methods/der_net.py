@@ -16,8 +16,7 @@ from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.backbones import Backbone, Watch
-from edbl.nets.heads import LinearHead
-from edbl.nets.net import Net, Output
+from edbl.nets.net import LinearHead, Net, Output
 from edbl.schedule import Schedule
 
 

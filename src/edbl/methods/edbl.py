@@ -56,7 +56,8 @@ class EDBL(Method):
         ratio = Ratio(c.beta, c.ratio_per)  # lambda of Eq. 1, "sampled from the Beta function B=(1,1)"; A3
         if not isinstance(c, Resampling) or not task.old:
             return replace(plain, mixing=VanillaMixup(ratio))
-        old, new = len(self.memory), len(task.train)
+        new = len(task.train)
+        old = len(plain.data) - new  # exemplars
         # N is "the proportion of the data between per tail and head class" (A1); what is mixed N/2 times is open (A2).
         rounds = c.rounds or half_of_n((old, task.old), (new, task.new), c.max_rounds)
         return Draw(plain.data, *resampled(old, new, self.optim.batch, c.min_old, rounds, c.reading, ratio))
@@ -66,7 +67,7 @@ class EDBL(Method):
         logits, c = self.net(batch.x).logits, self.config
         loss = losses.cross_entropy(logits, batch.y)  # Eq. 2
         if self.teacher is not None:
-            old = self.teach(batch.x).logits  # of f^{t-1}
+            old = self.teacher.answer(batch.x).logits  # of f^{t-1}
             gamma_1 = losses.grown(c.kd_weight, old.shape[1], logits.shape[1], c.kd_growth)
             loss = loss + gamma_1 * losses.distillation(logits, old, c.temperature, c.kd_scale)  # Eq. 3; A4
         return loss.mean()

@@ -21,7 +21,7 @@ from edbl.methods.base import Draw, Phase
 from edbl.methods.rkd import RKD
 from edbl.nets.exact import exactly
 from edbl.nets.heads import CosineHead, class_sums, cosines
-from edbl.nets.linear import linear
+from edbl.nets.net import linear
 from edbl.schedule import Schedule
 
 

@@ -19,8 +19,7 @@ from edbl.losses import less_forget
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.backbones import Backbone
 from edbl.nets.heads import ProxyHead
-from edbl.nets.linear import linear
-from edbl.nets.net import Net, Output
+from edbl.nets.net import Net, Output, linear
 from edbl.schedule import Schedule
 
 ROUNDS = 20  # of k-means; it has settled long before

@@ -1,15 +1,11 @@
-"""Heads: features in, one score per seen class out. A head starts with no class and grows task by task."""
+"""Heads that single methods have, beside the linear one of `edbl.nets.net`, and what they compute of features."""
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from edbl.nets.exact import exactly
-from edbl.nets.linear import linear
-
-
-def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
-    return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
+from edbl.nets.net import Head, LinearHead, linear
 
 
 @exactly
@@ -22,83 +18,6 @@ def class_sums(features: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Return the sum of each class's normalised features, ``[classes, width]``; it points along their mean."""
     members = (labels == torch.arange(classes, device=labels.device).unsqueeze(1)).float()  # [classes, n]
     return linear(members, F.normalize(features).T)
-
-
-class Head(nn.Module):
-    """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
-
-    rows = 1  # of ``weight`` for each class
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(0, width))
-        self.sizes: list[int] = []
-
-    @property
-    def classes(self) -> int:
-        """Number of classes so far."""
-        return sum(self.sizes)
-
-    def grow(self, new: int, generator: Generator) -> None:
-        """Add ``new`` classes, initialised as `torch.nn.Linear` does; the others keep their values."""
-        self._append(_uniform(new * self.rows, self.weight.shape[1], self.weight.shape[1], generator), new)
-
-    def _append(self, rows: Tensor, new: int) -> None:
-        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
-        self.sizes = [*self.sizes, new]
-
-    def thaw(self) -> None:
-        """Let the old classes learn too, until the head grows, if they do not anyway."""
-
-    def clear(self) -> None:
-        """Remove all classes."""
-        self.weight = nn.Parameter(self.weight.detach()[:0])
-        self.sizes = []
-
-    def remove(self, number: int) -> None:
-        """Remove a class; the others keep their values and move up."""
-        kept = torch.arange(self.classes * self.rows, device=self.weight.device) // self.rows != number
-        self._keep(kept)
-        ends = torch.tensor(self.sizes).cumsum(0)
-        task = int(torch.searchsorted(ends, number, right=True))
-        self.sizes = [size - (k == task) for k, size in enumerate(self.sizes) if size > (k == task)]
-
-    def _keep(self, kept: Tensor) -> None:
-        """Keep some of the rows."""
-        self.weight = nn.Parameter(self.weight.detach()[kept])
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits, ``[batch, classes]``."""
-        raise NotImplementedError
-
-
-class LinearHead(Head):
-    """A linear layer with bias, in full precision: it is small, and logits decide."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.bias = nn.Parameter(torch.empty(0))
-
-    def grow(self, new: int, generator: Generator) -> None:
-        """Add ``new`` classes."""
-        width = self.weight.shape[1]
-        fresh = _uniform(new, width + 1, width, generator)
-        self._append(fresh[:, :-1], new)
-        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh[:, -1].to(self.bias.device)]))
-
-    def clear(self) -> None:
-        """Remove all classes."""
-        super().clear()
-        self.bias = nn.Parameter(self.bias.detach()[:0])
-
-    def _keep(self, kept: Tensor) -> None:
-        super()._keep(kept)
-        self.bias = nn.Parameter(self.bias.detach()[kept])
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return logits, ``[batch, classes]``."""
-        with torch.autocast(features.device.type, enabled=False):
-            return linear(features.to(self.weight.dtype), self.weight, self.bias)
 
 
 class CorrectedHead(LinearHead):

@@ -1,13 +1,97 @@
-"""The net: a backbone and a head that grows."""
+"""The net: a backbone and a head, which starts with no class and grows task by task; and the teacher, a frozen one."""
 
 import copy
-from typing import NamedTuple, Self, TypeVar
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn import functional as F
 
 from edbl.nets.backbones import Backbone, Watch, initialise
-from edbl.nets.heads import Head
+
+
+def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
+    return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
+
+
+class Head(nn.Module):
+    """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
+
+    rows = 1  # of ``weight`` for each class
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(0, width))
+        self.sizes: list[int] = []
+
+    @property
+    def classes(self) -> int:
+        """Number of classes so far."""
+        return sum(self.sizes)
+
+    def grow(self, new: int, generator: Generator) -> None:
+        """Add ``new`` classes, initialised as `torch.nn.Linear` does; the others keep their values."""
+        self._append(_uniform(new * self.rows, self.weight.shape[1], self.weight.shape[1], generator), new)
+
+    def _append(self, rows: Tensor, new: int) -> None:
+        self.weight = nn.Parameter(torch.cat([self.weight.detach(), rows.to(self.weight.device)]))
+        self.sizes = [*self.sizes, new]
+
+    def thaw(self) -> None:
+        """Let the old classes learn too, until the head grows, if they do not anyway."""
+
+    def clear(self) -> None:
+        """Remove all classes."""
+        self.weight = nn.Parameter(self.weight.detach()[:0])
+        self.sizes = []
+
+    def remove(self, number: int) -> None:
+        """Remove a class; the others keep their values and move up."""
+        kept = torch.arange(self.classes * self.rows, device=self.weight.device) // self.rows != number
+        self._keep(kept)
+        ends = torch.tensor(self.sizes).cumsum(0)
+        task = int(torch.searchsorted(ends, number, right=True))
+        self.sizes = [size - (k == task) for k, size in enumerate(self.sizes) if size > (k == task)]
+
+    def _keep(self, kept: Tensor) -> None:
+        """Keep some of the rows."""
+        self.weight = nn.Parameter(self.weight.detach()[kept])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, ``[batch, classes]``."""
+        raise NotImplementedError
+
+
+class LinearHead(Head):
+    """A linear layer with bias, in full precision: it is small, and logits decide."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.bias = nn.Parameter(torch.empty(0))
+
+    def grow(self, new: int, generator: Generator) -> None:
+        """Add ``new`` classes."""
+        width = self.weight.shape[1]
+        fresh = _uniform(new, width + 1, width, generator)
+        self._append(fresh[:, :-1], new)
+        self.bias = nn.Parameter(torch.cat([self.bias.detach(), fresh[:, -1].to(self.bias.device)]))
+
+    def clear(self) -> None:
+        """Remove all classes."""
+        super().clear()
+        self.bias = nn.Parameter(self.bias.detach()[:0])
+
+    def _keep(self, kept: Tensor) -> None:
+        super()._keep(kept)
+        self.bias = nn.Parameter(self.bias.detach()[kept])
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits, ``[batch, classes]``."""
+        with torch.autocast(features.device.type, enabled=False):
+            return linear(features.to(self.weight.dtype), self.weight, self.bias)
+
 
 H = TypeVar("H", bound=Head)
 
@@ -94,3 +178,37 @@ class Teacher:
     @torch.no_grad()
     def _output(self, x: Tensor) -> Output:
         return self.net(x)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``x @ weight.T + bias`` of ``[batch, width]`` and ``[rows, width]``.
+
+    It is the same on a part of a GPU as on all of it. PyTorch's own products cut their sums up by the number of
+    multiprocessors, and are slow for few rows.
+    """
+    if x.is_cuda and x.dtype == torch.float32 and x.numel() and weight.numel() and find_spec("triton"):
+        return _linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        from edbl.nets.kernels import product
+
+        ctx.save_for_backward(x, weight)
+        return product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = gradients
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        return (
+            _linear(g, weight.T, None) if to_x else None,
+            _linear(g.T, x.T, None) if to_weight else None,
+            g.sum(0) if to_bias else None,
+        )
+
+
+_linear: Callable[..., Tensor] = _Linear.apply
