@@ -30,6 +30,7 @@ class Seeds:
     @contextmanager
     def everywhere(self, *place: int | str) -> Iterator[None]:
         """Let PyTorch's global generators follow the seed, for code that draws from them; the caller's come back."""
-        with torch.random.fork_rng():
+        gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(gpus):
             torch.manual_seed(self.number(*place, "global"))
             yield
