@@ -112,9 +112,9 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)], seen)
 
-    def check(self, seen: int) -> None:
-        """Refuse more exemplars than the budget has for so many classes: numbers would not be what they say."""
-        most = sum(self.budget.quotas(seen))
+    def check(self) -> None:
+        """Refuse more exemplars than the budget has for all classes: numbers would not be what they say."""
+        most = sum(self.budget.quotas(len(self.classes)))
         if len(self) > most:
             raise EdblError(f"the method keeps {len(self)} exemplars where the memory holds {most}")
 

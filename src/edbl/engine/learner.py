@@ -149,7 +149,7 @@ class Learner:
             self.progress.busy("choosing exemplars")
             with stopwatch(timings, "memory"):
                 self.method.end(task)
-        self.memory.check(task.seen)
+        self.memory.check()
         return timings, losses
 
     @_on_gpu()
@@ -168,6 +168,7 @@ class Learner:
         timings: dict[str, float] = {}
         losses: dict[str, list[float]] = {}
         clean: Draw | None = None
+        after = self.seeds.number("task", task.index, "after phases")
         for number, phase in enumerate(phases):
             if number == 0:
                 clean = self.method.norm_statistics(task, phase.draw)
@@ -181,7 +182,7 @@ class Learner:
                 saver.finish()
             timings[phase.name], losses[phase.name] = state.seconds, state.losses
             # What a method draws between phases and at the end must not hang on what this phase drew, or did not.
-            torch.manual_seed(self.seeds.number("task", task.index, "after", number))
+            torch.manual_seed(after + number)
         if clean:
             with stopwatch(timings, "clean"):
                 self._show(task, clean)
