@@ -227,7 +227,7 @@ CLAIMS: list[tuple[tuple[str, ...], str, Callable[[], Sequence[float]]]] = [
     (
         (RESULTS,),
         "RKD had {:.0f} held-out runs",
-        lambda: [sum(run.recipe.method == "rkd" and run.recipe.data.holdout > 0 for run in SHELF.runs)],
+        lambda: [sum(run.recipe.method == "rkd" and is_held_out(run.recipe) for run in SHELF.runs)],
     ),
     (
         (RESULTS,),
@@ -235,6 +235,10 @@ CLAIMS: list[tuple[tuple[str, ...], str, Callable[[], Sequence[float]]]] = [
         lambda: [sum(measured(name) for name in ("table1", "table2", "table4"))],
     ),
 ]
+
+
+def is_held_out(recipe: Recipe) -> bool:
+    return recipe.data.holdout > 0 and recipe.data.name in ("cifar10", "cifar100")  # not at small scale
 
 
 def within_two_points() -> list[float]:

@@ -36,7 +36,8 @@ PARTS = ("rkd", "vanilla-mkd", "iib", "re-mkd", "iib-kd", "edbl")  # of EDBL, as
 
 TUNING = "tuning"
 CANDIDATES = (0.1, 0.03, 0.01)  # rates of later tasks, the larger first: it wins a tie
-RATES: Mapping[str, float] = {}  # of each system, chosen by studies/small/tuning.toml; none before that has run
+# The rate of each system, chosen by studies/small/tuning.toml; empty before that has run.
+RATES: Mapping[str, float] = dict.fromkeys(SYSTEMS, 0.1) | {"lwf": 0.03, "gem": 0.01, "cldr": 0.03}
 
 FIRST, LATER, SECOND = 60, 30, 10  # epochs of the first task, of later ones, of the balancing phase
 LONGER = 1.8  # times as long as others, RKD learns from as many images as EDBL
