@@ -30,14 +30,15 @@ LAYERS = {
     "config": [],
     "rule": [],
     "store": ["config"],
+    "users": ["store"],
     "schedule": ["config"],
-    "data": ["seeds", "store", "text"],
-    "nets": [],
+    "data": ["seeds", "store", "text", "users"],
+    "nets": ["data", "store", "users"],
     "memory": ["data"],
-    "methods": ["config", "data", "losses", "memory", "nets", "schedule"],
+    "methods": ["config", "data", "losses", "memory", "nets", "schedule", "store", "users"],
     "presets": ["config", "rule", "schedule"],
-    "training": ["config", "data", "memory", "methods", "nets", "presets", "rule", "schedule"],
-    "recipe": ["config", "data", "memory", "presets", "training"],
+    "training": ["config", "data", "memory", "methods", "nets", "presets", "rule", "schedule", "users"],
+    "recipe": ["config", "data", "memory", "methods", "presets", "store", "training", "users"],
     "records": ["config", "metrics", "store"],
     "engine": [
         "data",
@@ -51,10 +52,24 @@ LAYERS = {
         "seeds",
         "store",
         "training",
+        "users",
     ],
-    "fleet": ["config", "data", "engine", "methods", "recipe", "records", "store"],
-    "report": ["metrics", "recipe", "records", "store", "text"],
-    "studies": ["config", "data", "engine", "fleet", "memory", "recipe", "records", "report", "rule", "store"],
+    "fleet": ["config", "data", "engine", "methods", "recipe", "records", "store", "users"],
+    "report": ["metrics", "recipe", "records", "store", "text", "users"],
+    "studies": [
+        "config",
+        "data",
+        "engine",
+        "fleet",
+        "memory",
+        "metrics",
+        "recipe",
+        "records",
+        "report",
+        "rule",
+        "store",
+        "text",
+    ],
     "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
     "app": [
         "config",
@@ -69,10 +84,11 @@ LAYERS = {
         "store",
         "text",
         "training",
+        "users",
     ],
     "cli": [],
     "__init__": [],
-    "__main__": ["cli"],
+    "__main__": [],
 }
 # What it imports only once it is asked for, or for types, so that `edbl --help` waits for nothing.
 LATER = {
@@ -90,8 +106,10 @@ LATER = {
         "report",
         "studies",
         "text",
+        "users",
     ],
-    "__init__": ["app", "engine", "recipe", "records"],
+    "__init__": ["app", "engine", "recipe", "records", "report", "users"],
+    "__main__": ["cli"],
 }
 # Files that import another one later, where it is used or for its types, though that one imports them.
 BACK = {("nets.backbones", "nets.fused"), ("nets.efficientnet", "nets.backbones"), ("data.kernels", "data.augment")}
@@ -298,7 +316,7 @@ def test_methods_and_losses_know_nothing_of_how_a_step_is_computed(path: Path) -
 
 
 # Published weights come as a pickle. They are read in one place, as tensors only and once their checksum is right.
-UNPICKLES = {"app/extractor.py": "torch.load(io.BytesIO(data), weights_only=True)"}
+UNPICKLES = {"nets/pretrained.py": "torch.load(io.BytesIO(data), weights_only=True)"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

@@ -23,7 +23,7 @@ from edbl.nets.heads import CorrectedHead
 from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
-from tests.vectors import WIDTH, Vector, a_batch, images_of, literal_ce, seeded, small, softmax
+from tests.vectors import WIDTH, Vector, a_batch, images_of, literal_ce, seeded, small, softmax, tools
 
 
 class Straight(MLP):
@@ -49,7 +49,7 @@ def make(
     kept = Memory(Budget("total", 20))
     options = {"bias": Schedule(3, 0.02, (1,)), **options}
     config = BiC.Config(**options)
-    method = BiC(net, kept, config, Schedule(4, 0.2, (2,)), Optim(batch=4), lambda images: images.x)
+    method = BiC(net, kept, config, Schedule(4, 0.2, (2,)), Optim(batch=4), tools(lambda images: images.x))
     for number, size in enumerate(sizes):
         net.grow(size, seeded(number))
     if memory is not None:
@@ -288,7 +288,7 @@ def test_the_correction_does_not_learn_with_the_net_and_the_net_not_with_it() ->
 
 def test_it_needs_a_head_that_corrects() -> None:
     net = Net(MLP(WIDTH, width=8), LinearHead(8))
-    method = BiC(net, Memory(Budget("total", 20)), BiC.Config(), Schedule(), Optim(), lambda images: images.x)
+    method = BiC(net, Memory(Budget("total", 20)), BiC.Config(), Schedule(), Optim(), tools(lambda images: images.x))
     with pytest.raises(TypeError, match="needs a CorrectedHead"):
         assert method.correction
 

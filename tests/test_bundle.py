@@ -113,7 +113,7 @@ def nested(depth: int) -> list[Any]:
         (lambda s: s["settings"].update(tune="head"), "its backbone learns from scratch, and is said to be frozen"),
         (lambda s: s["recipe"].update(method=["rkd"]), "its recipe has another"),
         (lambda s: s["settings"]["given"].update(x={}), "'given' is not a value that settings have"),
-        (lambda s: s["recipe"].update(x=nested(400)), "'recipe' is not a value that settings have"),
+        (lambda s: s["recipe"].update(x=nested(400)), "it is nested too deep"),
         (lambda s: s["history"].clear(), "not those that its history ends with"),
         (lambda s: s["history"][-1]["scores"].clear(), "not those that its history ends with"),
     ],
@@ -149,19 +149,23 @@ def code(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", ["info", "predict", "learn", "forget", "export"])
-@pytest.mark.parametrize("places", [["recipe"], ["settings"], ["recipe", "settings"], ["given"]])
+@pytest.mark.parametrize(
+    "places",
+    [["recipe"], ["settings"], ["recipe", "settings"], ["given"], ["recipe net.backbone"], ["given net.backbone"]],
+)
 def test_opening_a_model_runs_no_code_of_its_own(
     model: Path, photos: Path, cli: Cli, code: Path, command: str, places: list[str]
 ) -> None:
     def edit(stored: dict[str, Any]) -> None:
         for place in places:
-            (stored["settings"]["given"] if place == "given" else stored[place])["method"] = str(code)
+            name, _, key = place.partition(" ")
+            (stored["settings"]["given"] if name == "given" else stored[name])[key or "method"] = str(code)
 
     change(model, edit)
     more = {"info": "--json", "forget": "digit 0", "export": str(model / "a.onnx")}.get(command, str(photos / "second"))
     found = cli(command, model, more)
     assert found.code == 2
-    assert "model.json: its method is none of edbl's own, or its recipe has another" in found.err
+    assert "model.json: its method or its net is none of edbl's own, or its recipe has another" in found.err
     assert not code.with_suffix(".run").exists()
 
 
@@ -517,6 +521,34 @@ def test_a_model_with_links_out_of_it_touches_nothing_there(
     assert {path: path.read_bytes() for path in own.iterdir()} == there
 
 
+@pytest.mark.usefixtures("_server")
+@pytest.mark.parametrize("kind", ["", "checkpoints"])
+@pytest.mark.parametrize("more", [[], ["--discard"]])
+def test_nor_does_an_increment_with_links_out_of_it(
+    model: Path, photos: Path, cli: Cli, tmp_path: Path, kind: str, more: list[str]
+) -> None:
+    assert kill(["learn", model, photos / "second", "--set", "checkpoint_seconds=0"], 4, True, tmp_path / "log")
+    place, own = model / store.INCREMENT / kind, tmp_path / "own"
+    shutil.move(place, own)
+    (own / "task-list.json").write_bytes(b"precious")
+    there = {path: path.read_bytes() for path in own.rglob("*") if path.is_file()}
+    place.symlink_to(own)
+    found = cli("learn", model, *more)
+    assert found.code == 2
+    assert f"{place} is a link" in found.err
+    assert {path: path.read_bytes() for path in own.rglob("*") if path.is_file()} == there
+
+
+def test_a_first_increment_that_is_a_link_is_not_begun(photos: Path, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / store.INCREMENT).symlink_to(tmp_path / "own")
+    found = cli("learn", tmp_path / "model", photos / "first", *SHORT)
+    assert found.code == 2
+    assert "is a link" in found.err
+    assert list((tmp_path / "own").iterdir()) == []
+
+
 def test_a_lock_that_is_a_link_is_not_followed(model: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     (model / ".lock").unlink()
@@ -541,6 +573,16 @@ def test_a_first_increment_that_was_killed_while_photos_were_read(photos: Path, 
         assert f"there is no model {model} yet; `edbl learn {model} FOLDER` makes one" in found.err
     assert cli("learn", model, photos / "first", *SHORT).code == 0
     assert cli("info", model).code == 0
+
+
+def test_the_same_command_given_again_learns_nothing_more(model: Path, photos: Path, cli: Cli) -> None:
+    assert cli("learn", model, photos / "second", "--memory", "total=9").code == 0
+    files = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    found = cli("learn", model, photos / "second", "--memory", "total=9")
+    assert found.code == 0
+    assert f"that increment is complete: `edbl info {model}` shows it" in found.err
+    assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == files
+    assert cli("learn", model, photos / "second", "--memory", "total=12").code == 0  # which is another request
 
 
 @pytest.mark.usefixtures("_server")

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def learnt(tasks: int, folder: Path, method: str = "edbl", **given: object) -> Learner:
-    small = {"net.backbone": "small", "optim.steps": 3, "data.augment": "crop", "checkpoint_seconds": 1000}
+    small = {"net.backbone": "small", "optim.batch": 240, "data.augment": "crop", "checkpoint_seconds": 1000}
     learner = learner_of(Recipe.build(method, data="digits", preset="quick", **(small | given)))
     stream = Stream(datasets.load("digits"), range(10), [5, 5], CPU)
     for number in range(tasks):

@@ -1,10 +1,13 @@
 """The command line: what users type, and what they get when they type it wrong."""
 
+import json
 import os
 import re
+import signal
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,7 +27,7 @@ from edbl.rule import TaskFacts
 from edbl.studies.demo import recipes as demo_recipes
 from tests.conftest import Cli, Finished
 
-QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.steps=2"]
+QUICK = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.batch=256"]
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +166,7 @@ def test_data_verify_digits(cli: Cli) -> None:
 
 
 def test_a_demo_that_was_stopped_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"net.backbone": "mlp", "schedule.epochs": 1, "optim.steps": 2}
+    small = {"net.backbone": "mlp", "schedule.epochs": 1, "optim.batch": 256}
     made = [Recipe.build(name, "digits", preset="quick", **small) for name in ("rkd", "edbl")]
     monkeypatch.setattr("edbl.studies.demo.recipes", lambda: made)
     with monkeypatch.context() as patch:
@@ -224,7 +227,7 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--preset", "papers"], ["did you mean 'paper'"]),
         (["run", "edbl", "--protocol", "basehalf"], ["did you mean 'base-half'"]),
         (["run", "edbl", "--device", "gpu"], ["unknown value of device 'gpu'"]),
-        (["run", "edbl", "--memory", "2000"], ["write total=2000 or per_class=20"]),
+        (["run", "edbl", "--memory", "2000"], ["write total=2000, per_class=20 or none"]),
         (["run", "edbl", "--memory", "total=9"], ["smaller than one image for each of 10 classes", "total=10"]),
         (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
         (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "use stream.phases (--phases) of 1 to 10"]),
@@ -260,7 +263,7 @@ def test_the_demo_compares_fairly() -> None:
         (["results", "page"], ["must end in .md"]),
         (["run", "edbl", "--data", "./nowhere"], ["nowhere"]),
         (["run", "edbl", "--data", "cifar100"], ["cifar-100-binary.tar.gz", "https://", "edbl data fetch cifar100"]),
-        (["run", "nowhere.py"], ["no method file"]),
+        (["run", "nowhere.py"], ["no file at"]),
         (["run", "edbl", "--set", "mean=[0.1, 0.2]"], ["data.mean", "1 values"]),
         (["resume", "nowhere"], ["nowhere"]),
         (["report", "nowhere"], ["nowhere"]),
@@ -299,10 +302,48 @@ def test_an_output_folder_that_exists_is_not_touched(cli: Cli) -> None:
     Path("out/mine.txt").write_text("precious")
     refused(cli("run", "finetune", *QUICK, "--out", "out"), "exists already; use another folder")
     assert [p.name for p in Path("out").iterdir()] == ["mine.txt"]
-    assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
-    refused(cli("run", "finetune", *QUICK, "--out", "run"), "exists already; use `edbl resume run` or another folder")
     Path("file").write_text("precious")
     refused(cli("run", "finetune", *QUICK, "--out", "file"), "exists already")
+
+
+def test_the_same_command_goes_on_with_a_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["run", "finetune", *QUICK]
+    for place in ([], ["--out", "run"]):
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "write_features", Mock(side_effect=KeyboardInterrupt))
+            assert cli(*command, *place).code == 130
+        (folder,) = [path.parent for path in Path().rglob("record.json") if records.read(path.parent).status != "done"]
+        assert cli(*command, *place).code == 0
+        assert records.read(folder).status == "done"
+        kept = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        shown = cli(*command, *place)
+        assert shown.code == 0
+        assert f"report: {folder}/report.html" in shown.out
+        assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == kept
+    refused(cli("run", "rkd", *QUICK, "--out", "run"), "run holds another run, of finetune; use another folder")
+    refused(cli(*command, "--seed", 1, "--out", "run"), "run holds another run, of finetune")
+    assert {path.name: path.read_bytes() for path in Path("run").iterdir() if path.is_file()} == kept
+
+
+def test_a_single_run_joins_those_in_its_output_folder(cli: Cli) -> None:
+    several = ["run", "rkd", *QUICK, "--seeds", 2, "--at-once", 1, "--out", "all"]
+    assert cli(*several).code == 0
+    assert cli("run", "finetune", *QUICK, "--seed", 1, "--out", "all").code == 0
+    names = ["finetune-seed1", "report.html", "rkd-seed0", "rkd-seed1"]
+    assert sorted(path.name for path in Path("all").iterdir()) == names
+    assert not Path("all/finetune-seed1/report.html").exists()
+    page = Path("all/report.html").read_text()
+    assert "3 runs of 2 methods (finetune, rkd)" in page
+    assert cli(*several).code == 0
+    assert "3 runs of 2 methods (rkd, finetune)" in Path("all/report.html").read_text()
+    done = cli("run", "finetune", *QUICK, "--seed", 1, "--out", "all")
+    assert done.code == 0
+    assert "rkd" in done.out
+    refused(
+        cli("run", "finetune", *QUICK, "--seed", 1, "--memory", "total=30", "--out", "all"),
+        "all/finetune-seed1 holds another run, of finetune; use another folder",
+    )
+    assert Path("all/report.html").read_text() == page
 
 
 def test_an_output_folder_that_cannot_be_made(cli: Cli) -> None:
@@ -382,7 +423,8 @@ def test_a_method_of_ones_own_is_watched_and_found_again(
     Path("../mine.py").write_text(MINE + "# changed\n")
     refused(
         cli("resume", "../run"),
-        "mine.py has changed since run ../run began; undo that, or remove ../run to begin it anew",
+        "mine.py has changed since run ../run began; undo that, remove ../run to begin it anew, or go on with",
+        f"`edbl resume ../run --method {tmp_path / 'mine.py'} --changed`",
     )
 
 
@@ -426,7 +468,7 @@ def test_a_method_file_that_is_named_or_written_oddly(cli: Cli) -> None:
 def test_a_run_is_counted_once_and_kept(cli: Cli) -> None:
     assert cli("run", "finetune", *QUICK, "--out", "run").code == 0
     page = Path("run/report.html").read_bytes()
-    refused(cli("run", "rkd", *QUICK, "--seeds", 2, "--out", "run"), "holds a run")
+    refused(cli("run", "rkd", *QUICK, "--seeds", 2, "--out", "run"), "is that of one run")
     assert Path("run/report.html").read_bytes() == page
     once, twice = cli("report", "run", "--out", "a.html"), cli("report", "run", "./run", "--out", "b.html")
     assert twice.out.replace("b.html", "a.html") == once.out
@@ -484,3 +526,39 @@ def test_precision_and_graph_are_options(cli: Cli) -> None:
     assert recipe.precision == "bf16"
     assert not recipe.graph
     refused(cli("run", "finetune", "--precision", "fp16"), "unknown value of precision 'fp16'")
+
+
+@pytest.mark.parametrize("delay", [0.5, 1.0, 2.0])
+def test_ctrl_c_at_any_moment_is_one_line(tmp_path: Path, delay: float) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "edbl",
+        "run",
+        "rkd",
+        "finetune",
+        "--data",
+        "digits",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    assert re.fullmatch(r"interrupted(; .*)?\n", process.communicate(timeout=20)[1])
+    assert process.returncode == 130
+
+
+def test_a_reader_that_leaves_ends_no_run(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "edbl", "run", "rkd", "--data", "digits", "--preset", "quick", "--out", "run"]
+    process = subprocess.Popen([*command, "--set", "net.backbone=mlp"], stdout=subprocess.PIPE, cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "done"
+
+
+def test_an_empty_argument_is_not_the_current_folder(cli: Cli) -> None:
+    found = cli("predict", "model", "")
+    assert found.code == 2
+    assert "an argument is empty" in found.err

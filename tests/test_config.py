@@ -242,6 +242,7 @@ def test_seeds_depend_on_seed_and_place_alone() -> None:
 
 def test_all_methods_are_known() -> None:
     others = "lwf lwf-mc icarl eeil bic lucir podnet mnemonics tpcil ssil remix remix-kd gem er cldr wa der-net"
+    others += " lda ridge der++ ewc acil ranpac foster"
     assert set(methods()) == {*SINGLE, *DOUBLE, *others.split()}
 
 
@@ -431,7 +432,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
         ({"preset": "papers"}, "unknown value of preset 'papers': did you mean 'paper'?"),
         ({"stream.protocol": "base-0"}, "unknown value of stream.protocol 'base-0': did you mean 'base0'?"),
         ({"net.backbone": "resnet34"}, "unknown backbone 'resnet34': did you mean 'resnet32'?"),
-        ({"memory": "2000"}, "memory '2000' is not understood: write total=2000 or per_class=20"),
+        ({"memory": "2000"}, "memory '2000' is not understood: write total=2000, per_class=20 or none"),
         ({"epochs": 3}, "key 'epochs' is ambiguous: it may be schedule.epochs or options.balance.epochs"),
         ({"seed": -1}, "seed = -1 is too small: at least 0"),
         ({"schedule.epochs": 0}, "schedule.epochs = 0 is too small: at least 1"),
@@ -579,7 +580,7 @@ def test_defaults_of_the_methods() -> None:
     for c in defaults.values():
         if isinstance(c, Distilling):
             assert (c.temperature, c.kd_weight) == (2.0, 1.0)
-    assert Optim() == Optim(batch=128, momentum=0.9, nesterov=True, weight_decay=2e-4, warmup=5, steps=0)
+    assert Optim() == Optim(batch=128, momentum=0.9, nesterov=True, weight_decay=2e-4, warmup=5)
 
 
 @pytest.mark.parametrize(

@@ -284,7 +284,7 @@ def test_the_engine_builds_the_head_of_the_method_and_leaves_out_the_last_relu_w
     for size in (2, 3):
         net.grow(size, torch.Generator().manual_seed(size))
     assert type(net.head) is HEADS.get(method, LinearHead)
-    logits, features = net(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
+    logits, features, _ = net(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
     assert bool((features < 0).any()) == (method in WITHOUT_LAST_RELU)
     by_direction_alone = torch.allclose(net.head(3 * features), logits, atol=1e-5)
     assert by_direction_alone == isinstance(net.head, CosineHead | ProxyHead)
@@ -295,8 +295,8 @@ def test_a_run_from_the_command_line_with_the_default_backbone_is_done(
     method: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("edbl.report.page.write_report", lambda runs, out: out)  # it takes longer than all else
-    short = ("--phases", 2, "--set", "optim.steps=1")
+    monkeypatch.setattr("edbl.report.files.write_report", lambda runs, out: out)  # it takes longer than all else
+    short = ("--phases", 2, "--set", "optim.batch=1000")
     finished = cli("run", method, "--data", "digits", "--preset", "quick", *short)
     assert finished.code == 0, finished
     (folder,) = Path("runs").iterdir()

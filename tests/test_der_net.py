@@ -23,7 +23,7 @@ from edbl.methods.base import Phase
 from edbl.methods.der_net import DERNet, ExpandingNet, auxiliary_loss, balanced
 from edbl.nets.backbones import Backbone, build
 from edbl.schedule import FirstTask, Optim, Schedule
-from tests.vectors import same, seeded, state
+from tests.vectors import same, seeded, state, tools
 
 SHAPE = (1, 6, 6)
 WIDTH = 32  # of backbone small
@@ -82,7 +82,7 @@ def begun(exemplars: list[int], new: list[int], **options: object) -> tuple[DERN
         DERNet.Config(**{"tune": Schedule(3, 0.02, (1,)), **options}),  # type: ignore[arg-type]
         Schedule(4, 0.2, (2,)),
         Optim(batch=8, warmup=5),
-        lambda images: net.eval()(images.x.float() / 255).features.detach(),
+        tools(lambda images: net.eval()(images.x.float() / 255).features.detach()),
     )
     task = a_task(len(exemplars), new)
     method.begin(task, seeded(2))
@@ -92,7 +92,7 @@ def begun(exemplars: list[int], new: list[int], **options: object) -> tuple[DERN
 def test_features_stand_side_by_side() -> None:
     net = grown(2, 3, 2).eval()
     x = some()
-    logits, features = net(x)
+    logits, features, _ = net(x)
     assert features.shape == (8, 3 * WIDTH)
     assert logits.shape == (8, 7)
     parts = [*net.old, net.backbone]
@@ -126,7 +126,7 @@ def test_a_task_of_training_leaves_old_features_as_they_were() -> None:
 
 def method_of(net: ExpandingNet, **options: object) -> DERNet:
     config = DERNet.Config(**options)  # type: ignore[arg-type]
-    return DERNet(net, Memory(Budget("total", 12)), config, Schedule(), Optim(), lambda images: images.x)
+    return DERNet(net, Memory(Budget("total", 12)), config, Schedule(), Optim(), tools(lambda images: images.x))
 
 
 def test_the_auxiliary_head_learns_as_fast_as_the_head() -> None:
@@ -212,7 +212,7 @@ def test_loss_is_both_heads_cross_entropy(weight: float) -> None:
     for parameter in net.backbone.parameters():  # which starts as a copy
         parameter.data += 0.1
     batch = Batch(some(4), torch.eye(4)[[0, 1, 2, 3]])
-    logits, features = net(batch.x)
+    logits, features, _ = net(batch.x)
     assert net.aux is not None
     aux = nn.functional.linear(features[:, WIDTH:], net.aux.weight, net.aux.bias)
     expected = 0.0
@@ -361,7 +361,7 @@ def test_a_run_never_changes_a_backbone_once_it_is_old(tmp_path: Path) -> None:
         def say(self, text: str) -> None:
             found = Checkpoints(tmp_path / "run" / "checkpoints").newest_task(below=10)
             if found:
-                states[found[0]] = found[1].part("net.")
+                states[found[0]] = found[1].parts("net.")[0]
 
     states: dict[int, dict[str, Tensor]] = {}
     given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "schedule.epochs": 2, "tune.epochs": 2}

@@ -1,6 +1,7 @@
 """The docs: what they tell users to type works, and nothing that users can choose is missing from them."""
 
 import inspect
+import json
 import multiprocessing
 import os
 import re
@@ -8,28 +9,35 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import chdir
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, suppress
 from dataclasses import fields
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 import typer.core
 import typer.main
 
 import edbl
-from edbl import metrics, records
+from edbl import metrics, records, resume, run
 from edbl.cli import app
 from edbl.cli.options import FLAGS
 from edbl.data.datasets import DATASETS
+from edbl.data.images import Images
+from edbl.data.mixing import Batch
+from edbl.data.stream import Task
+from edbl.memory import Memory
 from edbl.methods import methods
-from edbl.methods.base import Method
+from edbl.methods.base import Draw, Method, Phase, Tools
 from edbl.nets.backbones import BACKBONES
+from edbl.nets.net import Head, Net, Output
 from edbl.presets import ROWS, described
 from edbl.recipe import Recipe
 from edbl.records import Record
+from tests.test_contract import Killed, Killer, last_state
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -131,6 +139,32 @@ def test_what_a_page_tells_to_type_works(page: str, tmp_path: Path) -> None:
         elif block.runs:
             for command in block.commands:
                 execute(command, tmp_path)
+
+
+METHOD_FILES = {
+    named[1]: block.text
+    for page in PAGES
+    for block in blocks(page)
+    if (named := FILE.match(block.text.partition("\n")[0])) and "edbl.methods" in block.text
+}
+
+
+@pytest.mark.parametrize("file", METHOD_FILES)
+@pytest.mark.parametrize("at", [20, 50])
+def test_methods_of_the_docs_go_on_with_the_same_bits(file: str, at: int, tmp_path: Path) -> None:
+    (tmp_path / file).write_text(METHOD_FILES[file])
+    short = {"stream.phases": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0}
+    recipe = Recipe.build(str(tmp_path / file), "digits", preset="quick", **short)
+    whole = run(recipe, tmp_path / "whole")
+    killed = whole
+    with suppress(Killed):  # a method without phases may end before
+        killed = run(recipe, tmp_path / "killed", progress=Killer(at))
+    assert killed is whole or file == "ridge.py"
+    killed = resume(tmp_path / "killed")
+    states = [last_state(tmp_path / name, record).tensors for name, record in (("whole", whole), ("killed", killed))]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(v.nan_to_num(7), states[1][k].nan_to_num(7)) for k, v in states[0].items())
+    assert killed.losses == whole.losses
 
 
 def test_the_module_is_the_command() -> None:
@@ -239,12 +273,38 @@ def test_every_method_has_a_page_with_its_options(method: str) -> None:
     )
 
 
-def test_what_a_method_may_change_is_called_as_described() -> None:
-    described = re.findall(r"^\| `(\w+)\((.*?)\)` \|", PAGES["docs/adding-a-method.md"], re.MULTILINE)
-    assert len(described) == 8
-    for name, arguments in described:
-        expected = [word for word in inspect.signature(getattr(Method, name)).parameters if word != "self"]
-        assert arguments.split(", ") == expected, name
+CONTRACT = (Method, Task, Images, Batch, Draw, Phase, Memory, Net, Head, Output, Tools)
+
+
+def members(kind: type) -> set[str]:
+    """Return the public members of a class, those that its objects are given when they are made included."""
+    given = re.findall(r"self\.(\w+)(?:,| =|:)", inspect.getsource(kind))
+    own = {*vars(kind), *inspect.get_annotations(kind), *given}
+    return {name for name in own if name[0] != "_"}
+
+
+@pytest.mark.parametrize("kind", CONTRACT)
+def test_the_contract_is_described_whole_and_as_it_is(kind: type) -> None:
+    section = sections("docs/contract.md")[kind.__name__]
+    assert [name for name in sorted(members(kind)) if not re.search(rf"`{name}[`(]", section)] == []
+    for name, arguments in re.findall(r"`(\w+)\(([\w, ]*)\)`", section):
+        member = getattr(kind, name, None)
+        if inspect.isfunction(member) or inspect.ismethod(member):
+            expected = [word for word in inspect.signature(member).parameters if word != "self"]
+            assert [word for word in arguments.split(", ") if word] == expected, name
+    for name, cells in rows("docs/contract.md", kind.__name__).items():
+        assert len(cells) < 3 or cells[1] == default_of(kind, name), name
+
+
+def default_of(kind: type, name: str) -> str:
+    """Return a member's default as the contract's tables have it."""
+    parameters = {} if kind is Method else inspect.signature(kind).parameters
+    default = parameters[name].default if name in parameters else vars(kind).get(name, inspect.Parameter.empty)
+    if default is inspect.Parameter.empty or isinstance(default, property):
+        return "-"
+    if isinstance(default, Mapping) or repr(default) == "<factory>":
+        return "`{}`"
+    return f"`{json.dumps(default) if isinstance(default, str) else getattr(default, '__name__', default)}`"
 
 
 def test_every_key_of_a_recipe_is_described() -> None:
@@ -289,6 +349,7 @@ def test_record_keys_are_described() -> None:
         "format",
         "accuracy",
         "average_incremental_accuracy",
+        "sha256",
         *own,
     }
 

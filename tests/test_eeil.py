@@ -19,7 +19,7 @@ from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.test_bic import blobs, fit
 from tests.test_contract import Killed, Killer, last_state, recipe
-from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax
+from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax, tools
 
 
 def move(net: Net, seed: int) -> None:
@@ -37,7 +37,7 @@ def make(
     memory = Memory(Budget("total", 20))
     options = {"balance": Schedule(3, 0.02, (1,)), **options}
     config = EEIL.Config(**options)  # type: ignore[arg-type]
-    method = EEIL(net, memory, config, Schedule(4, 0.2, (2,)), Optim(batch=batch), lambda images: images.x)
+    method = EEIL(net, memory, config, Schedule(4, 0.2, (2,)), Optim(batch=batch), tools(lambda images: images.x))
     for number, size in enumerate(sizes):
         net.grow(size, seeded(number))
     move(net, 1)
@@ -219,7 +219,7 @@ def test_fine_tuning_on_balanced_images_takes_the_bias_towards_new_classes_away(
     config = EEIL.Config(balance=Schedule(10, 0.01, ()))
     schedule, optim = Schedule(10, 0.1, (8,)), Optim(batch=32, warmup=0)
     memory = Memory(Budget("total", 60))
-    method = EEIL(net, memory, config, schedule, optim, lambda images: net.eval()(images.x).features.detach())
+    method = EEIL(net, memory, config, schedule, optim, tools(lambda images: net.eval()(images.x).features.detach()))
     test, answers = blobs(200, range(5), 9), []
     for index, classes in enumerate((range(3), range(3, 5))):
         train = blobs(300, classes, 50 + index)
@@ -272,14 +272,6 @@ def test_noise_falls_with_the_epochs_of_a_task() -> None:
 def replace_params(phase: Phase, wide: torch.nn.Parameter, method: EEIL) -> Phase:
     """Return the phase as it would be with one large parameter, whose noise can be measured."""
     return method.noisy(replace(phase, params=[wide]))
-
-
-def test_noise_counts_capped_steps_as_an_epoch() -> None:
-    method, task = make([2], [4, 4], [16, 16], noise=0.3)
-    method.optim = replace(method.optim, steps=2)
-    train, _ = method.phases(task)
-    noise_of(train, 6)
-    assert method.net.get_buffer("noisy_epochs").item() == pytest.approx(3)
 
 
 def test_noise_is_added_and_comes_from_the_generator() -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.datasets import load_digits
@@ -167,7 +168,7 @@ def test_a_call_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"image_size": 7}, {"preset": "quick"}]
+    "options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"data.image_size": 7}, {"preset": "quick"}]
 )
 def test_options_that_would_do_nothing(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="has no effect here"):
@@ -327,7 +328,7 @@ def test_the_net_suits_the_samples() -> None:
 def test_parameters_reach_the_recipe() -> None:
     def recipe(samples: int = 40, **given: Any) -> Training:
         made = EDBLClassifier(**given)
-        return made._training(Vectors.first(X[:2]), samples, 0)
+        return made._training(Vectors.first(X[:2]), torch.zeros(samples, 64), 0)
 
     usual = recipe()
     assert (usual.schedule.epochs, usual.schedule.lr, usual.optim.batch, usual.optim.warmup) == (30, 0.1, 32, 5)
@@ -648,3 +649,28 @@ def test_bars_are_shown_when_asked_for(capfd: pytest.CaptureFixture[str]) -> Non
 def test_it_learns_about_as_well_as_others_when_all_comes_at_once() -> None:
     reference = LogisticRegression(max_iter=1000).fit(X / 16, Y).score(X_TEST / 16, Y_TEST)
     assert quick(epochs=None).fit(X, Y).score(X_TEST, Y_TEST) > reference - 0.02
+
+
+@pytest.mark.parametrize("method", ["lda", "ridge"])
+def test_a_closed_form_of_features_needs_no_memory_and_no_order(method: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"method": method, "backbone": "given", "memory": "none", "random_state": 0}
+    features = X * 1e5  # as half precision could not hold them
+    whole, parts = EDBLClassifier(**settings).fit(features, Y), EDBLClassifier(**settings)
+    parts.partial_fit(features[:1] / 5, Y[:1])  # of another size
+    for rows in np.array_split(np.random.default_rng(0).permutation(len(Y)), 4):
+        parts.partial_fit(features[rows], Y[rows])
+    whole.partial_fit(features[:1] / 5, Y[:1])
+    asked = X_TEST * 1e5
+    np.testing.assert_allclose(parts.predict_proba(asked), whole.predict_proba(asked), rtol=0, atol=1e-6)
+    assert whole.score(asked, Y_TEST) > 0.8
+    parts.save(tmp_path)
+    assert same(parts, EDBLClassifier.load(tmp_path))
+    with pytest.raises(ValueError, match="no exemplars"):
+        parts.set_params(readout="nme").predict(asked)
+
+
+def test_the_rate_for_features_goes_by_their_width() -> None:
+    wide = np.repeat(X, 20, axis=1)  # the same images, and vectors of another length
+    for features, asked in ((X, X_TEST), (wide, np.repeat(X_TEST, 20, axis=1))):
+        model = EDBLClassifier(method="rkd", backbone="given", random_state=0).fit(features, Y)
+        assert model.score(asked, Y_TEST) > 0.9

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from edbl.data.images import Images
 from edbl.engine import evaluate as evaluation
 from edbl.engine.evaluate import class_means, confusion, evaluate, nearest, outputs
 from edbl.memory import Budget, Memory
-from edbl.methods.base import Method
+from edbl.methods.base import Method, Tools
 from edbl.nets.backbones import build
 from edbl.nets.net import LinearHead, Net, Output
 from edbl.schedule import Optim, Schedule
@@ -110,9 +112,9 @@ def test_confusion_has_truth_in_rows() -> None:
     assert confusion(torch.tensor([0, 0, 2]), torch.tensor([1, 1, 0]), 3).tolist() == [[0, 2, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def small_method(net: Net, images: Images, transform: Transform) -> Method:
-    return Method(
-        net, memory_of(images), Method.Config(), Schedule(), Optim(), lambda i: outputs(net, i, transform).features
+def small_method(net: Net, images: Images, transform: Transform, kind: type[Method] = Method) -> Method:
+    return kind(
+        net, memory_of(images), Method.Config(), Schedule(), Optim(), Tools(partial(outputs, transform=transform))
     )
 
 
@@ -158,7 +160,7 @@ def test_evaluate_gives_both_readouts(flips: bool) -> None:
     net, transform = small_net(4), Transform.of("none", 0, (0.4,), (0.3,), CPU)
     exemplars, test = random_images([3, 5, 2, 4], 1), random_images([30, 20, 25, 40], 2)
     method = small_method(net, exemplars, transform)
-    matrices = evaluate(method, test, transform, flips)
+    matrices = evaluate(method, test, flips)
     assert set(matrices) == {"cnn", "nme"}
     output = outputs(net, test, transform)
     truth = test.y.tolist()
@@ -177,9 +179,7 @@ def test_cnn_readout_takes_the_methods_scores() -> None:
 
     net, transform = small_net(3), Transform.of("none", 0, (0.4,), (0.3,), CPU)
     images = random_images([5, 5, 5])
-    method = Contrary(
-        net, memory_of(images), Method.Config(), Schedule(), Optim(), lambda i: outputs(net, i, transform).features
-    )
+    method = small_method(net, images, transform, Contrary)
     least = outputs(net, images, transform).logits.argmin(1)
-    matrix = evaluate(method, images, transform, flips=False)["cnn"]
+    matrix = evaluate(method, images, flips=False)["cnn"]
     assert matrix.tolist() == slow_confusion(images.y.tolist(), least.tolist(), 3)

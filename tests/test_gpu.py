@@ -23,6 +23,7 @@ from edbl.fleet.many import Job, divisible, run_many
 from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
+from edbl.methods.base import Tools
 from edbl.nets.backbones import Backbone, ResNet, initialise
 from edbl.nets.net import linear
 from edbl.schedule import Optim, Schedule
@@ -174,8 +175,7 @@ def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
         kind.Config(**options),
         Schedule(),
         Optim(batch=32),
-        lambda images: outputs(net, images, transform).features,
-        normalise=transform.normalise,
+        Tools(lambda net, images: outputs(net, images, transform), transform.normalise, transform.augment),
     )
     if old:
         net.grow(old // 2, generator)

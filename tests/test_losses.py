@@ -26,7 +26,7 @@ from edbl.methods.options import Balancing, IncrementalInfluence
 from edbl.nets.backbones import MLP
 from edbl.nets.net import LinearHead, Net, Teacher
 from edbl.schedule import Optim, Schedule
-from tests.vectors import Vector, softmax
+from tests.vectors import Vector, softmax, tools
 
 Over = Literal["old", "all"]
 OVERS: tuple[Over, ...] = ("old", "all")
@@ -276,7 +276,7 @@ def balancing_method(name: str, options: dict[str, object], m: int = 3, n: int =
     kind = find_method(name)
     net = small_net(m)
     memory = Memory(Budget("total", 10))
-    method = kind(net, memory, kind.Config(**options), Schedule(), Optim(), lambda images: images.x)
+    method = kind(net, memory, kind.Config(**options), Schedule(), Optim(), tools(lambda images: images.x))
     assert isinstance(method, EDBL)
     method.teacher = Teacher(net)
     net.grow(n, torch.Generator().manual_seed(6))
@@ -304,7 +304,7 @@ def manual_balance_loss(method: EDBL, batch: Batch, weights: Tensor) -> Tensor:
     config, teacher = method.config, method.teacher
     assert teacher is not None
     assert isinstance(config, Balancing)
-    logits, features = method.net(batch.x)
+    logits, features, _ = method.net(batch.x)
     olds = teacher.answer(batch.x).logits.detach()
     m = olds.shape[1]
     total = torch.zeros((), dtype=torch.float64)

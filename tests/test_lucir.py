@@ -21,7 +21,7 @@ from edbl.nets.backbones import build
 from edbl.nets.heads import CosineHead, FrozenHead, class_sums
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
-from tests.vectors import cosine, seeded
+from tests.vectors import cosine, seeded, tools
 
 SHAPE = (1, 4, 4)
 
@@ -42,7 +42,9 @@ def lucir(**options: object) -> LUCIR:
     net = Net(backbone, CosineHead(backbone.width)).eval()
     config = LUCIR.Config(**options)  # type: ignore[arg-type]
     memory = Memory(Budget("total", 12))
-    return LUCIR(net, memory, config, Schedule(2, 0.1, ()), Optim(batch=8), lambda i: net.eval()(i.x.float()).features)
+    return LUCIR(
+        net, memory, config, Schedule(2, 0.1, ()), Optim(batch=8), tools(lambda i: net.eval()(i.x.float()).features)
+    )
 
 
 def second_task(method: LUCIR, counts: tuple[int, ...] = (5, 6)) -> Task:
@@ -224,7 +226,7 @@ def test_old_weights_do_not_move_in_a_run(tmp_path: Path, monkeypatch: pytest.Mo
             seen.append((torch.equal(head.old, old), torch.equal(head.weight, new)))
 
     monkeypatch.setattr(LUCIR, "phases", spy)
-    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2, "optim.steps": 10}
+    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2}
     run(Recipe.build("lucir", data="digits", preset="quick", **small), tmp_path / "run")
     assert seen == [(True, False)] * 3
 

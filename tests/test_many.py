@@ -138,8 +138,9 @@ def test_those_that_are_done_are_reported_though_one_failed(cli: Cli, tmp_path: 
     assert done.code == 2
     assert "1 of 2 runs failed: broken-seed0; the others are done" in done.err
     page = (tmp_path / "runs" / "report.html").read_text()
-    assert "finetune" in page
-    assert "broken" not in page
+    assert "1 of 2 runs not finished" in page
+    assert "broken (failed, 0 of 5 tasks)" in page
+    assert "broken" in done.out
 
 
 FRAGILE = """

@@ -98,7 +98,7 @@ def test_parse(text: str, budget: Budget) -> None:
 def test_parse_errors(text: str) -> None:
     with pytest.raises(EdblError) as caught:
         Budget.parse(text)
-    assert str(caught.value) == f"memory '{text}' is not understood: write total=2000 or per_class=20"
+    assert str(caught.value) == f"memory '{text}' is not understood: write total=2000, per_class=20 or none"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_check_passes(budget: Budget) -> None:
     ],
 )
 def test_check_errors(budget: Budget, given: str, least: str) -> None:
-    message = f"memory {given} is smaller than one image for each of 10 classes; use at least {least}"
+    message = f"memory {given} is smaller than one image for each of 10 classes; use at least {least}, or none"
     with pytest.raises(EdblError) as caught:
         budget.check(10)
     assert str(caught.value) == message
@@ -186,6 +186,32 @@ def test_update_trims_old_classes_to_prefixes_and_never_selects_them_again() -> 
         assert torch.equal(now.y, old.y[:5])
     assert len(features.asked) == 2
     assert features.asked[1] is second
+
+
+def test_classes_that_come_back_are_herded_from_what_is_kept_and_what_came() -> None:
+    memory, features = Memory(Budget("total", 24)), Recorder()
+    memory.update(new_images(0, [30, 30, 30], 1), features)
+    before = list(memory.classes)
+    came = Images.cat([new_images(1, [20], 2), new_images(3, [20], 3)])
+    memory.update(came, features)
+    assert [len(c) for c in memory.classes] == [6, 6, 6, 6]
+    for k in (0, 2):
+        assert torch.equal(memory.classes[k].x, before[k].x[:6])
+    pool = torch.cat([before[1].x, came.x[came.y == 1]])
+    assert torch.equal(memory.classes[1].x, pool[brute_force(F.normalize(pool.double()).tolist(), 6)])
+    assert [images.y.unique().tolist() for images in memory.classes] == [[0], [1], [2], [3]]
+    nothing_new = new_images(0, [9], 4)
+    memory.update(nothing_new, features)
+    assert [len(c) for c in memory.classes] == [6, 6, 6, 6]
+    assert len(features.asked[-1]) == 6 + 9, "of the classes that came alone"
+
+
+def test_a_reservoir_takes_images_of_known_classes() -> None:
+    memory, generator = Memory(Budget("total", 20)), torch.Generator().manual_seed(0)
+    memory.reservoir(new_images(0, [30, 30], 1), 0, generator)
+    memory.reservoir(new_images(0, [0, 200], 2), 60, generator)
+    assert len(memory.classes[0]) < 10, "three in four came later"
+    assert (len(memory), len(memory.classes)) == (20, 2)
 
 
 def test_per_class_keeps_all_old_exemplars() -> None:

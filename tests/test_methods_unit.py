@@ -14,7 +14,7 @@ from edbl.data.samplers import OldNew, Pairs, Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
-from edbl.methods.base import Draw, Method
+from edbl.methods.base import Draw, Method, Tools
 from edbl.methods.edbl import EDBL
 from edbl.methods.options import Balancing
 from edbl.nets.backbones import build
@@ -48,10 +48,10 @@ class Calls:
 
     asked: list[Images]
 
-    def __call__(self, images: Images) -> Tensor:
+    def __call__(self, net: Net, images: Images) -> Output:
         self.asked.append(images)
         pixel = images.x.flatten(1).float() / 255
-        return torch.cat([pixel, pixel.square() + 0.1], 1)
+        return Output(pixel, torch.cat([pixel, pixel.square() + 0.1], 1))
 
 
 def make(name: str, batch: int = 8, budget: Budget | None = None, **options: object) -> Method:
@@ -62,7 +62,7 @@ def make(name: str, batch: int = 8, budget: Budget | None = None, **options: obj
     memory = Memory(budget or Budget("total", 12))
     if issubclass(kind.Config, Balancing):
         options = {"balance": BALANCE, **options}
-    return kind(net, memory, kind.Config(**options), TRAIN, Optim(batch=batch), Calls([]))
+    return kind(net, memory, kind.Config(**options), TRAIN, Optim(batch=batch), Tools(Calls([])))
 
 
 def after_first_task(method: Method, exemplars: list[int], new_counts: list[int]) -> Task:
@@ -499,7 +499,7 @@ def test_a_teacher_that_balancing_does_not_need_is_not_asked(
 def test_exemplars_are_chosen_once_after_both_phases(name: str) -> None:
     method = balancing(name)
     task = after_first_task(method, [6, 6], [9, 9])
-    features = method.features
+    features = method.tools.outputs
     assert isinstance(features, Calls)
     before = method.memory.images.x.clone()
     for phase in method.phases(task):

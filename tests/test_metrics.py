@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from edbl import metrics
+from edbl.metrics import Difference
 
 # Three tasks of 2, 1 and 3 classes, worked by hand.
 SIZES = [2, 1, 3]
@@ -46,6 +47,19 @@ def test_task_matrix_follows_the_real_task_sizes() -> None:
 def test_forgetting_and_backward_transfer_of_three_tasks() -> None:
     assert metrics.forgetting(RUN, SIZES) == pytest.approx(((0.85 - 0.3) + (0.9 - 0.5)) / 2)
     assert metrics.backward_transfer(RUN, SIZES) == pytest.approx(((0.3 - 0.85) + (0.5 - 0.9)) / 2)
+
+
+def test_tasks_without_a_new_class_are_left_out() -> None:
+    nan = math.nan
+    run, sizes = [FIRST, FIRST, SECOND, perfect(3)], [2, 0, 1, 0]
+    matrix = [[0.85, nan, nan, nan], [0.85, nan, nan, nan], [0.55, nan, 0.9, nan], [1, nan, 1, nan]]
+    np.testing.assert_allclose(metrics.task_matrix(run, sizes), matrix)
+    summary = metrics.summary(run, sizes)
+    assert summary["forgetting"] == pytest.approx(((0.85 - 1) + (0.9 - 1)) / 2)
+    assert summary["backward_transfer"] == pytest.approx(((1 - 0.85) + (1 - 0.9)) / 2)
+    assert summary["old_accuracy"] == 1
+    assert math.isnan(summary["new_accuracy"])
+    assert math.isnan(summary["share_predicted_new"])
 
 
 def test_forgetting_takes_the_best_row_before_the_last() -> None:
@@ -168,3 +182,45 @@ def test_summary_holds_each_metric_under_its_name() -> None:
             "share_predicted_new": 47 / 60,
         }
     )
+
+
+def test_a_paired_difference_and_its_interval() -> None:
+    difference = Difference.of([3.0, 5.0, 4.0, 8.0], [1.0, 2.0, 0.0, 3.0])  # 2, 3, 4, 5
+    assert difference.mean == 3.5
+    assert difference.half == pytest.approx(3.182446 * np.sqrt(5 / 3) / 2)  # 2.054
+    two = Difference.of([1.0, 3.0], [0.0, 0.0])
+    assert two.mean == 2.0
+    assert two.half == pytest.approx(12.706205)
+    assert (Difference.of([1.0], [3.0]).mean, Difference((-2.0,)).half) == (-2.0, math.inf)
+    spread = ((-5.0, -3.0, -4.0, -2.0), (-5.0, -3.0, 4.0, 2.0), (2.0, 3.0, 4.0, 5.0), (7.0,))
+    assert [Difference(values).sign for values in spread] == [-1, 0, 1, 0]
+
+
+def test_p_values_are_those_of_the_literature() -> None:
+    # Student (1908), hours of sleep gained by ten patients through two drugs: t = 4.0621, p = 0.002833 (R's t.test).
+    one = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+    other = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+    difference = Difference.of(one, other)
+    assert difference.t_test == pytest.approx(0.002833, abs=5e-7)
+    assert (difference.mean - difference.half, difference.mean + difference.half) == pytest.approx(
+        (0.7001142, 2.4598858)
+    )
+    # Ranks of 4, 2, 3, 1 with one negative: of 16 signs, 2 give a sum of 1 or less at either end.
+    assert Difference((4.0, 2.0, 3.0, -1.0)).wilcoxon == 2 * 2 / 16
+    assert Difference((4.0, 2.0, 3.0, 1.0, 5.0, 0.0)).wilcoxon == 2 / 32  # a zero has no sign
+
+
+def test_ranks_are_of_what_differs_and_not_of_what_floats_lose() -> None:
+    tied = [(0.9, 0.8), (0.8, 0.7), (0.7, 0.8), (0.4, 0.1)]
+    assert Difference.of(*zip(*tied, strict=True)).wilcoxon == Difference((1.0, 1.0, -1.0, 3.0)).wilcoxon
+
+
+@pytest.mark.parametrize("values", [(3.0,), (0.0,), (0.0, 0.0, 0.0)])
+def test_one_pair_and_equal_pairs_have_no_test(values: tuple[float, ...]) -> None:
+    assert math.isnan(Difference(values).t_test)
+    assert math.isnan(Difference(values).wilcoxon)
+
+
+def test_the_same_difference_everywhere() -> None:
+    assert Difference((1.0, 1.0, 1.0)).half == 0.0
+    assert Difference((1.0, 1.0, 1.0)).t_test == 0.0

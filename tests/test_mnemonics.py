@@ -14,7 +14,7 @@ from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.engine.checkpoint import State
+from edbl.engine.checkpoint import LOSS, State
 from edbl.engine.fit import Loop
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
@@ -27,7 +27,7 @@ from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from edbl.seeds import Seeds
 from tests.test_contract import Killed, Killer, last_state, recipe
-from tests.vectors import dot, same, seeded, unit
+from tests.vectors import dot, same, seeded, tools, unit
 
 SHAPE = (3, 4, 4)
 TRAIN, PIXELS = Schedule(2, 0.05, ()), Schedule(3, 20.0, ())
@@ -60,7 +60,7 @@ def mnemonics(
 
     config = Mnemonics.Config(**({"exemplars": PIXELS} | options))  # type: ignore[arg-type]
     memory = Memory(Budget("total", budget))
-    return Mnemonics(net, memory, config, TRAIN, Optim(batch=8), features, normalise=TRANSFORM.normalise)
+    return Mnemonics(net, memory, config, TRAIN, Optim(batch=8), tools(features, TRANSFORM.normalise))
 
 
 def second_task(method: Mnemonics, exemplars: list[int], counts: list[int], shape: tuple[int, ...] = SHAPE) -> Task:
@@ -78,7 +78,7 @@ def fit(method: Mnemonics, phase: Phase) -> list[float]:
     state = State()
     loop = Loop(TRANSFORM, Seeds(0), Progress(), bf16=False, graph=False)
     loop.fit(method.net, phase, ("task", 1, phase.name), state)
-    return state.losses
+    return state.losses[LOSS]
 
 
 def state_of(net: nn.Module) -> dict[str, Tensor]:

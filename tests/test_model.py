@@ -11,7 +11,7 @@ from torch import Tensor
 from edbl import EdblError, Recipe
 from edbl.app.learn import measure
 from edbl.app.model import Model
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.evaluate import class_means, outputs
@@ -25,7 +25,8 @@ def model(method: str, memory: str = "total=20", backbone: str = "mlp", seed: in
     settings = {"memory": memory, "data.augment": "none", **quick, **{f"options.{k}": v for k, v in options.items()}}
     recipe = Recipe.build(method, data="digits", preset="quick", seed=seed, **settings)
     shape = (1, 8, 8) if backbone == "small" else (1, 2, 2)
-    return Model(recipe, shape, Transform.of("none", 0, (0.5,), (0.25,), torch.device("cpu")))
+    device = torch.device("cpu")
+    return Model(recipe, shape, Transform.of("none", 0, (0.5,), (0.25,), device), device)
 
 
 def some(count: int, level: int, side: int = 2) -> Tensor:
@@ -214,3 +215,51 @@ def test_frozen_rows_of_a_head_learn_when_all_classes_are_learnt_again(method: s
 def test_podnet_needs_a_backbone_with_blocks() -> None:
     with pytest.raises(EdblError, match="podnet distils what blocks of the backbone return"):
         learn(model("podnet", backbone="given"), {"a": (15, 0), "b": (15, 60)})
+
+
+def frozen(method: str, **options: object) -> Model:
+    """Return a model of vectors that a frozen backbone gave."""
+    settings = {"net.backbone": "given", "memory": "none", **options}
+    recipe = Recipe.build(method, data="digits", preset="quick", **settings)
+    return Model(recipe, (6,), Views(), torch.device("cpu"))
+
+
+def vectors(count: int, level: int) -> Tensor:
+    """Return features of images of a class, ``[n, 1, 6]``."""
+    generator = torch.Generator().manual_seed(level)
+    middle = torch.rand(6, generator=generator)
+    return (middle + torch.randn(count, 1, 6, generator=generator) / 3).clamp(min=0).half()
+
+
+@pytest.mark.parametrize("method", ["lda", "ridge"])
+def test_a_closed_form_is_the_same_however_images_come_and_classes_go(method: str) -> None:
+    x = torch.cat([vectors(n, level) for level, n in enumerate((12, 5, 20, 3, 9))])
+    names = [name for name, n in zip("abcde", (12, 5, 20, 3, 9), strict=True) for _ in range(n)]
+    asked = torch.cat([vectors(10, level) for level in range(20, 30)])
+    whole = frozen(method)
+    whole.learn(x, names)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    parts = frozen(method)
+    for part in order.tensor_split([9, 10, 30]):  # new classes and more of known ones, in any mixture
+        parts.learn(x[part], [names[k] for k in part.tolist()])
+    assert len(parts.memory) == 0
+    columns = [parts.names.index(name) for name in whole.names]
+    torch.testing.assert_close(parts.probabilities(asked)[:, columns], whole.probabilities(asked), rtol=0, atol=1e-6)
+    again = frozen(method)
+    again.load(parts.tensors(), parts.names, parts.sizes)
+    assert torch.equal(again.probabilities(asked), parts.probabilities(asked))
+    again.forget("c")
+    never = frozen(method)
+    stay = torch.tensor([name != "c" for name in names])
+    never.learn(x[stay], [name for name in names if name != "c"])
+    columns = [again.names.index(name) for name in never.names]
+    torch.testing.assert_close(again.probabilities(asked)[:, columns], never.probabilities(asked), rtol=0, atol=1e-6)
+
+
+def test_what_a_closed_form_makes_of_features_is_for_good() -> None:
+    first = frozen("lda")
+    first.learn(vectors(4, 1), ["a"] * 4)
+    other = frozen("lda", **{"options.unit": False})
+    other.load(first.tensors(), first.names, first.sizes)
+    with pytest.raises(EdblError, match=r"options\.unit=False was the opposite"):
+        other.learn(vectors(4, 2), ["b"] * 4)

@@ -263,7 +263,7 @@ def test_restart_forgets_everything() -> None:
 def test_net_returns_logits_and_their_features() -> None:
     net = small_net().eval()
     x = torch.randn(4, 1, 6, 6, generator=seeded())
-    logits, features = net(x)
+    logits, features, _ = net(x)
     assert torch.equal(features, net.backbone(x))
     assert torch.equal(logits, net.head(features))
 

@@ -21,7 +21,7 @@ from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import learnt
 from tests.test_lucir import SHAPE, a_batch, images_of, task_of
-from tests.vectors import seeded
+from tests.vectors import seeded, tools
 
 TRAIN, TUNE = Schedule(2, 0.1, ()), Schedule(3, 0.05, ())
 
@@ -32,7 +32,7 @@ def podnet(**options: object) -> PODNet:
     net = Net(backbone, ProxyHead(backbone.width)).eval()
     config = PODNet.Config(**{"tune": TUNE, **options})  # type: ignore[arg-type]
     memory = Memory(Budget("total", 10))
-    return PODNet(net, memory, config, TRAIN, Optim(batch=8), lambda i: net.eval()(i.x.float()).features)
+    return PODNet(net, memory, config, TRAIN, Optim(batch=8), tools(lambda i: net.eval()(i.x.float()).features))
 
 
 def second_task(method: PODNet, counts: tuple[int, ...] = (12, 15)) -> Task:
@@ -376,7 +376,7 @@ def test_old_proxies_move_in_no_phase_but_the_tuning(tmp_path: Path, monkeypatch
             still.append((phase.name, old, new, scale, first))
 
     monkeypatch.setattr(PODNet, "phases", spy)
-    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2, "optim.steps": 10}
+    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2}
     run(Recipe.build("podnet", "digits", preset="quick", **small, **{"options.tune.epochs": 2}), tmp_path / "run")
     train, tuning = ("train", True, False, False, False), ("tune", False, False, True, True)
     assert still == [train, train, tuning, train, tuning]

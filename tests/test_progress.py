@@ -25,6 +25,7 @@ def test_a_plan_that_is_right() -> None:
     count.run("rkd on digits", [4, 6, 6], 0)
     assert (count.left, count.share) == (16, 0)
     train(count, 0, "train", 4)
+    count.learnt(0)
     assert (count.left, count.share) == (12, 0.25)
     train(count, 1, "train", 5)
     count.phase(1, "tune", 1, 0)
@@ -32,6 +33,7 @@ def test_a_plan_that_is_right() -> None:
     count.step(torch.zeros(2), 0, 8)
     assert count.left == 6.5
     count.step(torch.zeros(2), 1, 8)
+    count.learnt(1)
     train(count, 2, "train", 6)
     assert (count.left, count.share) == (0, 1)
 
@@ -52,8 +54,10 @@ def test_later_tasks_are_taken_to_be_like_the_first_of_them(taken: int) -> None:
     count.run("joint on digits", [4, 6, 6, 6], 0)
     train(count, 0, "train", 4)
     train(count, 0, "more", 2)
+    count.learnt(0)
     assert count.left == 18
     train(count, 1, "train", taken)
+    count.learnt(1)
     count.phase(2, "train", taken, 0)
     assert count.plan == [6, taken, taken, taken]
     assert count.left == 2 * taken

@@ -70,6 +70,35 @@ def test_the_queue_has_every_run_of_all_tables_once_in_order_of_value() -> None:
     }
 
 
+def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> None:
+    items = everything(seeds=1)
+    names = [item.name for item in items]
+    assert names.index("other systems") == names.index("rivals, their own recipes") + 1
+    runs = {one.folder: one.recipe for one in items[names.index("other systems")].runs}
+    foster = {folder: recipe for folder, recipe in runs.items() if recipe.method == "foster"}
+    assert {(r.stream.protocol, r.stream.phases, r.memory) for r in foster.values()} == {
+        ("base0", 5, "total=2000"),
+        ("base0", 10, "total=2000"),
+        ("base-half", 5, "per_class=20"),
+        ("base-half", 10, "per_class=20"),
+    }
+    assert {(r.data.augment, r.data.cutout) for r in foster.values()} == {("crop-flip-trivial", 16)}
+    for made in foster.values():
+        later = made.stream.phases - (made.stream.protocol == "base0")
+        betas = made.values()["options.boost_betas"]
+        assert isinstance(betas, tuple)
+        assert len(betas) in (1, later)
+        assert betas[-1] == 0.94
+    analytic = {folder.partition("/")[2]: r for folder, r in runs.items() if r.method == "acil"}
+    assert {name: r.values()["options.compensation"] for name, r in analytic.items()} == {
+        "acil-paper-seed0": 0.0,
+        "ds-al-paper-seed0": 0.6,
+    }
+    assert {(r.stream.protocol, r.stream.phases, r.memory) for r in analytic.values()} == {("base-half", 25, "none")}
+    assert {r.preset for r in runs.values()} == {"paper"}
+    assert all(images(r) is not None for r in runs.values())
+
+
 def test_open_studies_come_after_what_is_printed() -> None:
     studies = read_all(ROOT / "studies" / "rule")
     items = everything(seeds=1, studies=studies)

@@ -90,7 +90,7 @@ def test_a_run_of_a_recipe_by_name_is_the_planned_one(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Recipe] = []
-    monkeypatch.setattr("edbl.cli.runs._run_one", lambda recipe, *_: made.append(recipe))
+    monkeypatch.setattr("edbl.cli.runs._run_one", lambda job, *_: made.append(job.recipe))
     table = EXPERIMENTS["table1"]
     for words in (["--seed", 1], ["podnet", "--seed", 1]):
         assert cli("run", *words, "--recipe", "cifar100-base-half-5", "--out", tmp_path).code == 0

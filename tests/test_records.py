@@ -26,7 +26,7 @@ def make(tasks: int = 2) -> Record:
         recipe={"schedule": {"epochs": 2, "steps": [1, 2]}, "seed": 3},
         classes=["näme", "b", "c"],
         task_sizes=sizes,
-        status="done",
+        status="done" if tasks == len(sizes) else "running",
         commit="abc",
         versions={"torch": "2"},
         device="cpu",
@@ -41,7 +41,8 @@ def make(tasks: int = 2) -> Record:
 
 def damage(folder: Path, **changes: Any) -> None:
     path = folder / "record.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    changed = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in changed.items() if key != "sha256"}))
 
 
 def test_record_comes_back_as_written(tmp_path: Path) -> None:
@@ -138,7 +139,13 @@ def test_broken_json(tmp_path: Path, text: str) -> None:
         ({"status": "odd"}, "'status' is not running or done or failed"),
         ({"task_sizes": [2, "x"]}, "'task_sizes' is not a whole number"),
         ({"task_sizes": [2]}, "'task_sizes' does not fit"),
-        ({"task_sizes": [3, 0]}, "'task_sizes' does not fit"),
+        ({"task_sizes": [0, 3]}, "'task_sizes' does not fit"),
+        ({"task_sizes": [4, -1]}, "'task_sizes' does not fit"),
+        ({"returning": [[], ["x"]]}, "'returning' is not a whole number"),
+        ({"returning": [[0]]}, "'returning' does not fit 'task_sizes'"),
+        ({"returning": [[0], []]}, "'returning' does not fit 'task_sizes'"),
+        ({"returning": [[], [2]]}, "'returning' does not fit 'task_sizes'"),
+        ({"returning": [[], [-1]]}, "'returning' does not fit 'task_sizes'"),
         ({"task_sizes": [1, 2]}, "'cnn_0' is not a 1 x 1 matrix"),
         ({"timings": [{"train": "x"}]}, "'timings' is not a finite number"),
         ({"classes": ["a"]}, "fewer classes"),
@@ -155,7 +162,7 @@ def test_wrong_values(tmp_path: Path, changes: dict[str, Any], words: str) -> No
 def test_missing_field(tmp_path: Path) -> None:
     records.write(make(), tmp_path)
     stored = json.loads((tmp_path / "record.json").read_text())
-    del stored["method"]
+    del stored["method"], stored["sha256"]
     (tmp_path / "record.json").write_text(json.dumps(stored))
     with pytest.raises(EdblError, match="'method' is missing"):
         records.read(tmp_path)
@@ -183,7 +190,7 @@ def test_pickled_arrays_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EdblError, match="unreadable"):
         records.read(tmp_path)
     (tmp_path / "confusions.npz").write_text("junk")
-    with pytest.raises(EdblError, match=r"unreadable \(it holds something else than arrays of numbers\)"):
+    with pytest.raises(EdblError, match="unreadable"):
         records.read(tmp_path)
 
 

@@ -16,7 +16,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods.remix import Remix
 from edbl.nets.backbones import build
 from edbl.schedule import Optim, Schedule
-from tests.vectors import seeded
+from tests.vectors import seeded, tools
 
 COUNTS = [1, 2, 3, 5, 6, 9, 10, 30, 99]
 RATIOS = [0.0, 0.1, 0.25, 0.375, 0.5, 0.625, 0.75, 0.9, 1.0]
@@ -149,7 +149,7 @@ def a_method(kind: type[Remix], exemplars: list[int], **options: object) -> Remi
         net.grow(len(exemplars), seeded(1))
         memory.replace(images_of(exemplars))
     config = kind.Config(**options)  # type: ignore[arg-type]
-    return kind(net, memory, config, Schedule(4, 0.1, (2,)), Optim(batch=8), lambda images: images.x)
+    return kind(net, memory, config, Schedule(4, 0.1, (2,)), Optim(batch=8), tools(lambda images: images.x))
 
 
 def test_new_images_and_exemplars_are_drawn_alike_and_counted_as_they_are() -> None:

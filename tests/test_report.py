@@ -1,4 +1,5 @@
 import io
+import math
 import re
 import threading
 from dataclasses import replace
@@ -18,7 +19,10 @@ from edbl.errors import EdblError
 from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.report import plots
-from edbl.report.page import duration, read_runs, write_report
+from edbl.report.files import write_report
+from edbl.report.long import rows
+from edbl.report.page import duration, html
+from edbl.report.runs import Run, read_runs
 from edbl.report.tables import METRICS, Stat, completed, groups, run_table
 
 
@@ -312,14 +316,14 @@ def test_different_images_are_noted(tmp_path: Path) -> None:
 
 def test_runs_of_other_code_or_images_are_no_seeds_of_one_experiment() -> None:
     runs = [
-        make(seed=0, method_digest="a" * 64, data_fingerprint="b" * 32),
-        make(seed=1, method_digest="c" * 64, data_fingerprint="b" * 32),
-        make(seed=2, method_digest="a" * 64, data_fingerprint="d" * 32),
+        make(seed=0, code={"method": "a" * 64}, data_fingerprint="b" * 32),
+        make(seed=1, code={"method": "c" * 64}, data_fingerprint="b" * 32),
+        make(seed=2, code={"method": "a" * 64}, data_fingerprint="d" * 32),
     ]
     assert [group.label for group in groups(runs)] == [
-        "edbl · file=aaaaaaaa · images=bbbbbbbb",
-        "edbl · file=cccccccc · images=bbbbbbbb",
-        "edbl · file=aaaaaaaa · images=dddddddd",
+        "edbl · code of method=aaaaaaaa · images=bbbbbbbb",
+        "edbl · code of method=cccccccc · images=bbbbbbbb",
+        "edbl · code of method=aaaaaaaa · images=dddddddd",
     ]
 
 
@@ -497,3 +501,80 @@ def test_the_matrix_of_tasks_is_a_mean_over_runs() -> None:
     runs = [make(seed=0), make(seed=1)]
     first, second = (metrics.task_matrix(run.confusions["nme"], run.task_sizes) for run in runs)
     np.testing.assert_allclose(groups(runs)[0].task_matrix("nme"), (first + second) / 2)
+
+
+def boosted(**changes: Any) -> Record:
+    """Return a record with classifiers of the method's own."""
+    record = make(**changes)
+    draw = np.random.default_rng(9)
+    own: dict[str, list[metrics.Confusion]] = {
+        name: [matrix + 3 * draw.integers(0, 5, size=matrix.shape) for matrix in record.confusions["cnn"]]
+        for name in ("boosted", "odd <b>")
+    }
+    return replace(record, confusions=record.confusions | own)
+
+
+def held(*runs: Record) -> list[Run]:
+    return [Run(Path(f"run{number}"), record, f"run{number}") for number, record in enumerate(runs)]
+
+
+def test_classifiers_of_a_method_s_own_go_by_their_names(tmp_path: Path) -> None:
+    runs = [boosted(seed=0), boosted(seed=1), make("icarl")]
+    own, other = groups(runs)
+    assert (own.readouts, other.readouts) == (["cnn", "nme", "boosted", "odd <b>"], ["cnn", "nme"])
+    page = report(tmp_path, *runs)
+    assert "classifiers that a method adds" in page
+    assert "classifiers that a method adds" not in html(held(make()))
+    shown = cells(page)
+    for readout, name in (("cnn", "CNN"), ("boosted", "boosted"), ("odd <b>", "odd <b>")):
+        row = [name, *(own.metric(readout, metric.key).percent(2) for metric in METRICS)]
+        assert any(shown[start : start + len(row)] == row for start in range(len(shown)))
+        assert own.metric(readout, "last_accuracy").percent(sign="±") in terminal(runs)
+    svg = plots.accuracy_curves([own])
+    assert [f">{name}</text>" in svg for name in ("CNN", "NME", "boosted", "odd &lt;b&gt;")] == [True] * 4
+
+
+def test_curves_name_the_readouts_that_are_there() -> None:
+    record = make()
+    alone = plots.accuracy_curves(groups([replace(record, confusions={"cnn": record.confusions["cnn"], "nme": []})]))
+    assert ">CNN</text>" in alone
+    assert ">NME</text>" not in alone
+    assert ">CNN</text>" not in plots.accuracy_curves(groups([make(tasks=0)]))
+
+
+def test_a_readout_that_was_not_measured_after_all_tasks() -> None:
+    record = boosted()
+    record.confusions["boosted"].pop()
+    assert "boosted" in html(held(record))
+    numbers = [row for row in rows(held(record)) if row["readout"] == "boosted" and row["metric"] == "accuracy"]
+    assert [row["seen"] for row in numbers] == [3, 5]
+
+
+def test_what_is_told_the_task_is_never_the_best() -> None:
+    record = make()
+    told = [np.diag(matrix.sum(1)) for matrix in record.confusions["cnn"]]  # all right
+    page = html(held(replace(record, confusions=record.confusions | {"task-aware": told}), make("icarl")))
+    assert '<td class="best">' in page
+    assert re.search(r"<td>100\.00</td>", page)
+    assert '<td class="best">100.00</td>' not in page
+    assert "task-aware: these scores among" in page
+    assert "classifiers that a method adds" not in page
+
+
+def test_a_stream_whose_classes_come_back(tmp_path: Path) -> None:
+    usual = make()
+    matrices = {readout: [found[0], found[0], found[1]] for readout, found in usual.confusions.items()}
+    back: dict[str, Any] = {"confusions": matrices, "task_sizes": [3, 0, 2], "returning": [[], [0, 2], [1]]}
+    page = report(tmp_path, replace(usual, **back))
+    assert "3 tasks, 3 + 0 + 2 new classes" in page
+    assert "classes come back" in page
+    assert "<th>task 1</th><th>task 2</th><th>task 3</th>" in page
+    assert "nan" not in page.lower().replace("nano", "")
+    assert "classes come back" not in report(tmp_path / "usual", usual)
+    (group,) = groups([replace(usual, **back)])
+    assert group.places == [1, 2, 3]
+    ends_with_none = {**back, "task_sizes": [3, 2, 0], "returning": [[], [], [1]]}
+    ends_with_none["confusions"] = {readout: [*found[:2], found[1]] for readout, found in usual.confusions.items()}
+    (group,) = groups([replace(usual, **ends_with_none)])
+    assert math.isnan(group.true_share_new)
+    assert "of its new classes." not in report(tmp_path / "none", replace(usual, **ends_with_none))

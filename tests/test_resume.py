@@ -24,6 +24,7 @@ from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.fit import Step
 from edbl.engine.prepare import fingerprint
 from edbl.engine.progress import Progress
+from edbl.recipe import RECIPE
 from edbl.store import lock, write_atomic
 from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed, last_state
@@ -281,6 +282,22 @@ def test_a_folder_of_images_that_is_elsewhere(tmp_path: Path, monkeypatch: pytes
         resume("run")
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_run_that_began_before_a_setting_went_goes_on_if_it_had_the_default(
+    steps: int, tmp_path: Path, whole: Record
+) -> None:
+    folder = killed(tmp_path / "run", 1, "train", 2)
+    record = records.read(folder)
+    records.write(replace(record, recipe=record.recipe | {"optim.steps": steps}), folder)
+    text = (folder / RECIPE).read_text().replace("[optim]\n", f"[optim]\nsteps = {steps}\n")
+    (folder / RECIPE).write_text(text)
+    if steps == 0:
+        assert_same(resume(folder), whole)
+    else:
+        with pytest.raises(EdblError, match=r"optim\.steps = 3 is no longer to be had"):
+            resume(folder)
+
+
 def test_checkpoints_inside_a_phase_wait_for_their_interval(tmp_path: Path) -> None:
     patient = Recipe.of(recipe().values() | {"checkpoint_seconds": 3600.0})
     with pytest.raises(Killed):
@@ -428,6 +445,7 @@ def test_other_images_are_noticed(tmp_path: Path) -> None:
     path = folder / "record.json"
     stored = json.loads(path.read_text())
     stored["data_fingerprint"] = "0" * 32
+    del stored["sha256"]
     path.write_text(json.dumps(stored))
     with pytest.raises(EdblError, match="not those that run"):
         resume(folder)

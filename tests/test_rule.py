@@ -116,7 +116,7 @@ def learnt(data: str, changes: Mapping[str, object] | None = None) -> tuple[Lear
     learner = Learner(recipe, (3, 8, 8), recipe.data.transform(CPU), CPU, Progress())
     tasks = stream(data)
     learner.learn(tasks[0])
-    _, losses = learner.learn(tasks[1])
+    losses = learner.learn(tasks[1]).losses
     return learner, [len(of_phase) for of_phase in losses.values()]
 
 

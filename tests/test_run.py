@@ -6,6 +6,7 @@ import pytest
 
 from edbl import EdblError, Recipe, run
 from edbl.data import datasets
+from edbl.engine.prepare import Prepared
 from edbl.engine.progress import Progress
 from edbl.store import lock
 from tests.conftest import full_disk
@@ -13,7 +14,7 @@ from tests.crossings import Crossings
 
 
 def recipe() -> Recipe:
-    small = {"stream.phases": 2, "net.backbone": "mlp", "optim.steps": 2}
+    small = {"stream.phases": 2, "net.backbone": "mlp", "optim.batch": 256}
     return Recipe.build("finetune", data="digits", preset="quick", **small)
 
 
@@ -80,7 +81,6 @@ def test_held_out_images_stand_in_for_the_test_images(tmp_path: Path) -> None:
         ("data.brightness", 0.5),
         ("data.cutout", 3),
         ("first.task_lr", 0.01),
-        ("optim.steps", 3),
         ("optim.weight_decay", 0.01),
         ("optim.nesterov", False),
         ("precision", "bf16"),
@@ -116,13 +116,17 @@ class SecondTask(Progress):
             self.crossings.stop()
 
 
-def test_a_task_crosses_few_files(tmp_path: Path) -> None:
-    """A reader who follows a task of four steps, from its images to its checkpoint, turns the page so often."""
-    short = {"net.backbone": "mlp", "optim.steps": 2, "schedule.epochs": 1, "options.balance.epochs": 1}
+def test_a_task_crosses_few_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader who follows a task of four steps, from its images to its checkpoint, turns the page so often.
+
+    The trial whether the run could be resumed, after the first two tasks alone, is left out.
+    """
+    monkeypatch.setattr(Prepared, "try_to_resume", lambda *_: None)
+    short = {"net.backbone": "mlp", "optim.batch": 160, "schedule.epochs": 1, "options.balance.epochs": 1}
     second = SecondTask()
     try:
         run(Recipe.build("edbl", data="digits", preset="quick", **short), tmp_path / "run", progress=second)
     finally:
         second.crossings.stop()
-    assert 100 < second.crossings.total <= 150
+    assert 100 < second.crossings.total <= 160
     assert len(second.crossings.files) <= 23

@@ -12,11 +12,12 @@ import torch
 
 from edbl import losses
 from edbl.methods.options import Balancing
+from edbl.metrics import Difference
 from edbl.recipe import Recipe
 from edbl.studies import pages, small, small_page
-from edbl.studies.contrasts import Difference, verdict
 from edbl.studies.paper import Planned, planned, recipe_of
 from edbl.studies.shelf import Run, Shelf, key
+from edbl.studies.small_page import verdict
 from edbl.studies.study import read
 from tests.conftest import Cli
 from tests.test_methods_unit import a_batch, after_first_task, balance_loss, balancing, class_weights
@@ -144,22 +145,11 @@ def test_without_influence_every_image_is_divided_by_the_same_number() -> None:
     torch.testing.assert_close(balance_loss(method, batch, weights), expected.mean(), rtol=1e-3, atol=0)
 
 
-def test_a_paired_difference_and_its_interval() -> None:
-    difference = Difference.of([3.0, 5.0, 4.0, 8.0], [1.0, 2.0, 0.0, 3.0])  # 2, 3, 4, 5
-    assert difference.mean == 3.5
-    assert difference.half == pytest.approx(3.182446 * np.sqrt(5 / 3) / 2)  # 2.054
-    assert difference.sign == 1
-    two = Difference.of([1.0, 3.0], [0.0, 0.0])
-    assert two.mean == 2.0
-    assert two.half == pytest.approx(12.706205)
-    assert Difference.of([1.0], [3.0]) == Difference(-2.0, float("inf"))
-    assert [Difference(mean, 1.0).sign for mean in (-1.5, -1.0, 0.5, 1.0, 1.5)] == [-1, 0, 0, 0, 1]
-
-
 def test_verdicts() -> None:
-    told = [verdict(Difference(mean, 1.0), "higher") for mean in (2.0, 0.5, -2.0)]
+    above, open_, below = (Difference((mean - 0.1, mean, mean + 0.1)) for mean in (2.0, 0.05, -2.0))
+    told = [verdict(difference, "higher") for difference in (above, open_, below)]
     assert told == ["confirmed", "cannot be told", "refuted"]
-    assert [verdict(Difference(mean, 1.0), "open") for mean in (2.0, -2.0)] == ["higher", "lower"]
+    assert [verdict(difference, "open") for difference in (above, below)] == ["higher", "lower"]
 
 
 def test_contrasts_name_rows_of_their_table_and_stand_in_the_protocol() -> None:

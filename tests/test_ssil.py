@@ -14,7 +14,7 @@ from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.ssil import SSIL, separated_cross_entropy
 from edbl.schedule import FirstTask, Optim, Schedule
-from tests.vectors import WIDTH, Vector, images_of, seeded, small, softmax
+from tests.vectors import WIDTH, Vector, images_of, seeded, small, softmax, tools
 
 
 def make(
@@ -24,7 +24,7 @@ def make(
     net = SSIL.build(small, seeded())
     memory = Memory(Budget("total", 20))
     config = SSIL.Config(**options)  # type: ignore[arg-type]
-    method = SSIL(net, memory, config, Schedule(4, 0.6, (2,)), Optim(batch=batch), lambda images: images.x)
+    method = SSIL(net, memory, config, Schedule(4, 0.6, (2,)), Optim(batch=batch), tools(lambda images: images.x))
     for number, size in enumerate(sizes):
         net.grow(size, seeded(number))
     if exemplars:

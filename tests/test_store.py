@@ -271,3 +271,15 @@ def test_write_into_a_place_that_is_not_there(tmp_path: Path) -> None:
         write_atomic(tmp_path / "missing" / "file", b"")
     with pytest.raises(EdblError, match="cannot write"):
         store.save(tmp_path / "missing", "entry", OLD, tensors(1))
+
+
+def test_what_killed_writers_left_of_an_output_goes_when_it_is_written_again(tmp_path: Path) -> None:
+    old, new, other = (
+        tmp_path / f".{name}.{digit * 32}.tmp" for name, digit in (("a[1]", "0"), ("a[1]", "1"), ("b", "0"))
+    )
+    for left in (old, new, other):
+        left.touch()
+    for left in (old, other):
+        os.utime(left, (0, 0))
+    store.write_output(tmp_path / "a[1]", b"x")
+    assert names(tmp_path) == sorted([new.name, other.name, "a[1]"])

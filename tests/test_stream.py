@@ -166,7 +166,7 @@ def test_a_name_wins_over_a_number() -> None:
         (["fox", "cat", "zebra"], "the class order leaves out 2 of 5 classes, 'dog' first; name all"),
         ([], "the class order leaves out 5 of 5 classes, 'cat' first; name all"),
         ("naturel", "unknown class order 'naturel': did you mean 'natural'?"),
-        ("-3", "unknown class order '-3': known: 1993, natural"),
+        ("-3", "unknown class order '-3': known: 1993, natural, seed"),
     ],
 )
 def test_wrong_orders(order: str | list[str], message: str) -> None:
@@ -275,8 +275,8 @@ def test_images_of_counts_and_cat() -> None:
 
 def test_classes_that_no_task_names_never_arrive() -> None:
     dataset = load("digits")
-    order, sizes = plan(StreamSettings(protocol="tasks", tasks=(("7", "1"), ("4",))), dataset.classes)
-    stream = Stream(dataset, order, sizes, torch.device("cpu"))
+    order, sizes, parts = plan(StreamSettings(protocol="tasks", tasks=(("7", "1"), ("4",))), dataset, 0)
+    stream = Stream(dataset, order, sizes, torch.device("cpu"), parts)
     assert (stream.classes, stream.sizes) == (("7", "1", "4"), (2, 1))
     assert len(stream.test(1)) == sum(int((dataset.test.y == k).sum()) for k in (1, 4, 7))
     assert stream[1].train.y.unique().tolist() == [2]

@@ -12,6 +12,7 @@ import pytest
 from edbl import EdblError, records, run
 from edbl.methods.options import Balancing
 from edbl.recipe import Recipe
+from edbl.report.tables import completed, groups
 from edbl.store import lock
 from edbl.studies import pages
 from edbl.studies.paper import EXPERIMENTS, Column, Experiment, Row, planned, recipe_of
@@ -180,8 +181,9 @@ def test_notes_on_shared_first_tasks_name_runs_that_are_there() -> None:
             _, shared, name = note.partition("shared with ")
             name = name.removeprefix("a run that was not kept").removeprefix("; ").split(" ")[0]
             if shared and name:
-                beside = kept.folder.parent / name  # runs of one table name each other so
-                other = beside if beside.is_dir() else results / name
+                # Runs of one table name each other, and those of the small scale leave its folder out.
+                places = (kept.folder.parent / name, results / name, kept.folder.parents[1] / name)
+                other = next(place for place in places if place.is_dir())
                 assert other != kept.folder, note
                 assert records.read(other).losses[0] == kept.record.losses[0], note
                 named += 1
@@ -195,6 +197,23 @@ def test_a_run_never_takes_the_place_of_another(tmp_path: Path) -> None:
     assert shelf.keep(one, "cell/rkd") == tmp_path / "cell" / "rkd"
     assert shelf.keep(two, "cell/rkd") == tmp_path / "cell" / "rkd-2"
     assert [run.record.seed for run in shelf.of(Recipe.read(one / "recipe.toml"))] == [0, 1]
+
+
+def test_records_before_and_after_a_setting_went_are_of_one_cell(tmp_path: Path) -> None:
+    shelf, results = Shelf(tmp_path), ROOT / "results" / "cifar10-base0-5-total200"
+    for name in ("rkd-seed0", "rkd-seed1"):
+        shelf.keep(results / name, name)
+    before, after = tmp_path / "rkd-seed0", tmp_path / "rkd-seed1"
+    text, made = (after / "recipe.toml").read_text(), records.read(after)
+    assert "\nsteps = 0\n" in (before / "recipe.toml").read_text()
+    assert records.read(before).recipe["optim.steps"] == 0
+    (after / "recipe.toml").write_text(text.replace("\nsteps = 0\n", "\n"))
+    records.write(replace(made, recipe={k: v for k, v in made.recipe.items() if k != "optim.steps"}), after)
+    recipe = Recipe.read(after / "recipe.toml")
+    assert "optim.steps" not in recipe.values()
+    assert [run.folder for run in Shelf(tmp_path).of(recipe)] == [before, after]
+    (group,) = groups(completed([run.record for run in Shelf(tmp_path).runs]))
+    assert sorted(record.seed for record in group.records) == [0, 1]
 
 
 def test_neighbours_of_another_task() -> None:

@@ -19,7 +19,7 @@ from edbl.nets.heads import CosineHead
 from edbl.nets.net import Net
 from edbl.schedule import Optim, Schedule
 from tests.test_contract import learnt
-from tests.vectors import cosine, seeded
+from tests.vectors import cosine, seeded, tools
 
 SHAPE = (1, 4, 4)
 
@@ -51,7 +51,7 @@ def tpcil(backbone: str = "small", shape: tuple[int, ...] = SHAPE, **options: ob
 
     config = TPCIL.Config(**options)  # type: ignore[arg-type]
     memory = Memory(Budget("total", 40))
-    return TPCIL(net, memory, config, Schedule(2, 0.1, ()), Optim(batch=8), features, normalise=normalise)
+    return TPCIL(net, memory, config, Schedule(2, 0.1, ()), Optim(batch=8), tools(features, normalise))
 
 
 def second_task(method: TPCIL, exemplars: list[int], shape: tuple[int, ...] = SHAPE) -> Task:

@@ -1,13 +1,16 @@
 """Small vectors and nets for tests of single methods, and sums over them, number by number."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
+from edbl.methods.base import Tools
 from edbl.nets.backbones import MLP, initialise
+from edbl.nets.net import Output
 
 WIDTH = 6
 
@@ -40,7 +43,17 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+    """Tell whether all tensors are equal, NaN being equal to NaN."""
+    equal = (
+        torch.equal(v.isnan(), second[k].isnan()) and torch.equal(v[~v.isnan()], second[k][~v.isnan()])
+        for k, v in first.items()
+    )
+    return first.keys() == second.keys() and all(equal)
+
+
+def tools(features: Callable[[Images], Tensor], normalise: Callable[[Tensor], Tensor] = Tensor.float) -> Tools:
+    """Return what the engine lends to a method, with features of a test's own."""
+    return Tools(lambda net, images: Output(torch.empty(len(images), 0), features(images)), normalise)
 
 
 def softmax(z: Vector) -> Vector:

@@ -9,15 +9,19 @@ if TYPE_CHECKING:
     from edbl.errors import EdblError
     from edbl.recipe import Recipe
     from edbl.records import Record
+    from edbl.report.long import frame
+    from edbl.users import register
 
 __version__ = "0.1.0"
-__all__ = ["EDBLClassifier", "EdblError", "Recipe", "Record", "__version__", "resume", "run"]
+__all__ = ["EDBLClassifier", "EdblError", "Recipe", "Record", "__version__", "frame", "register", "resume", "run"]
 
 _HOMES = {
     "EDBLClassifier": "edbl.app.estimator",
     "EdblError": "edbl.errors",
     "Recipe": "edbl.recipe",
     "Record": "edbl.records",
+    "frame": "edbl.report.long",
+    "register": "edbl.users",
     "resume": "edbl.engine.run",
     "run": "edbl.engine.run",
 }

@@ -27,7 +27,7 @@ from edbl.engine import environment
 from edbl.engine.fit import Step
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
-from edbl.methods.base import Method
+from edbl.methods.base import Method, Tools
 from edbl.methods.rkd import RKD
 from edbl.nets import backbones
 from edbl.nets.net import LinearHead, Net
@@ -132,7 +132,9 @@ def learner(device: torch.device, backbone: str, batch: int) -> tuple[Method, Ta
     memory = Memory(Budget("total", EXEMPLARS))
     memory.replace(Images(pixels[:EXEMPLARS], old))
     train = Images(pixels[EXEMPLARS:], OLD + torch.arange(IMAGES, device=device) % NEW)
-    method = RKD(net, memory, RKD.Config(), Schedule(), Optim(batch=batch), features=lambda images: images.x)
+    method = RKD(
+        net, memory, RKD.Config(), Schedule(), Optim(batch=batch), Tools(lambda net, images: net(images.x.float()))
+    )
     net.grow(OLD, generator)
     task = Task(1, OLD, NEW, train)
     method.begin(task, generator)

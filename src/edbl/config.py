@@ -19,6 +19,10 @@ import numpy as np
 
 from edbl.errors import EdblError, unknown
 
+MOST_SHOWN = 200  # characters of a value in a message
+# Numbers, of either sign, where a setting has no range of its own: more would end in overflows.
+LARGEST = {int: 1e9, float: 1e30}
+
 T = TypeVar("T")
 
 
@@ -48,15 +52,35 @@ class Leaf:
             fitted = fit(self.kind, value, key)
         except Unfit as error:
             if self.choices:
-                raise unknown(f"value of {key}", str(value), self.choices) from error
-            raise EdblError(f"{key} = {value!r} is not {_describe(self.kind)}") from error
+                told = value if isinstance(value, str) else shown(value)
+                raise unknown(f"value of {key}", told, self.choices) from error
+            raise EdblError(f"{key} = {shown(value)} is not {_describe(self.kind)}") from error
         items = fitted if isinstance(fitted, tuple) else (fitted,)
         for number in (item for item in items if isinstance(item, int | float)):
-            if self.least is not None and number < self.least:
-                raise EdblError(f"{key} = {number} is too small: at least {self.least:g}")
-            if self.most is not None and number > self.most:
-                raise EdblError(f"{key} = {number} is too large: at most {self.most:g}")
+            largest = LARGEST[float if isinstance(number, float) else int]
+            least = -largest if self.least is None else self.least
+            most = largest if self.most is None else self.most
+            if number < least:
+                raise EdblError(f"{key} = {number} is too small: at least {least:g}")
+            if number > most:
+                raise EdblError(f"{key} = {number} is too large: at most {most:g}")
         return fitted
+
+
+class UnknownKey(EdblError):
+    """There is no setting of that key."""
+
+    def __init__(self, key: str, message: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+def shown(value: object) -> str:
+    """Return a value as messages have it: short, and of an object, which may hold much, the type alone."""
+    if not _is_plain(list(value) if isinstance(value, tuple) else value) and not isinstance(value, np.generic):
+        return f"an object of type {type(value).__name__}"
+    text = repr(value.item() if isinstance(value, np.generic) else value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 class Unfit(ValueError):
@@ -139,9 +163,14 @@ def _describe(kind: Any) -> str:
 @cache
 def leaves(kind: type, prefix: str = "") -> Mapping[str, Leaf]:
     """Return the settings of a dataclass by dotted key."""
+    if not isinstance(kind, type):
+        raise EdblError(f"a Config must be a dataclass, not {kind!r}")
     if "__dataclass_fields__" not in vars(kind):  # its own: a subclass of a dataclass has those of its base
         raise EdblError(f"{kind.__qualname__} is not a dataclass: write @dataclass(frozen=True) above it")
-    hints = get_type_hints(kind)
+    try:
+        hints = get_type_hints(kind)
+    except (NameError, TypeError, SyntaxError) as error:
+        raise EdblError(f"the types of {kind.__qualname__} cannot be read: {error}") from error
     found: dict[str, Leaf] = {}
     for item in dataclasses.fields(kind):
         hint, key = hints[item.name], prefix + item.name
@@ -210,10 +239,11 @@ def resolve(key: str, known: Iterable[str]) -> str:
     return found[0]
 
 
-def unknown_key(key: str, known: Iterable[str], listing: str = "") -> EdblError:
+def unknown_key(key: str, known: Iterable[str], listing: str = "") -> UnknownKey:
     """Return the error for a key that does not exist; ``listing`` is a command that names all."""
     names = list(known)
-    return unknown("key", key, names, (name.rsplit(".", 1)[-1] for name in names), listing)
+    short = (name.rsplit(".", 1)[-1] for name in names)
+    return UnknownKey(key, str(unknown("key", key, names, short, listing)))
 
 
 def ends(key: str, known: Iterable[str]) -> list[str]:

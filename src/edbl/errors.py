@@ -2,15 +2,36 @@
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class EdblError(Exception):
     """What was wrong, where, and what to do about it, in one or two lines."""
 
 
+class Crashed(EdblError):
+    """Code of a user crashed in another process: where, and its frames."""
+
+
 class Diverged(EdblError):
     """Training led nowhere; the same again would too."""
+
+
+class Unnamed(EdblError):
+    """A file from somewhere names files with code, which would run if they were read, and nobody else has named them.
+
+    ``files`` are their names by key.
+    """
+
+    def __init__(self, where: object, files: Mapping[str, str]) -> None:
+        told = " and ".join(f"'{name}'" for name in dict.fromkeys(files.values()))
+        super().__init__(f"'{where}' names code, {told}, which would run; name it too, if you trust it")
+        self.files = files
+
+
+def happened(error: Exception, place: str) -> None:
+    """Let an error know where it happened; outer places are told later, and come first."""
+    error.__dict__.setdefault("places", []).insert(0, place)
 
 
 def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = (), listing: str = "") -> EdblError:

@@ -42,8 +42,11 @@ def distillation(logits: Tensor, teacher: Tensor, temperature: float, scale: Lit
 
 
 def grown(weight: float, old: int, seen: int, power: float) -> float:
-    """Return a weight of distillation that grows as old over new classes to some power; the paper's does not."""
-    return float(weight * (old / (seen - old)) ** power)
+    """Return a weight of distillation that grows as old over new classes to some power; the paper's does not.
+
+    No new class counts as one.
+    """
+    return float(weight * (old / max(1, seen - old)) ** power)
 
 
 def by_share(logits: Tensor, teacher: Tensor, y: Tensor, temperature: float, scale: Literal["t2", "none"]) -> Tensor:

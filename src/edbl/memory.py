@@ -2,14 +2,15 @@
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from edbl.data.images import Images
+from edbl.data.images import Images, firsts
 from edbl.errors import EdblError
 
 Features = Callable[[Images], Tensor]
@@ -17,32 +18,34 @@ Features = Callable[[Images], Tensor]
 
 @dataclass(frozen=True)
 class Budget:
-    """``total=K``: K images shared by all seen classes. ``per_class=k``: k images of each class, always."""
+    """``total=K``: K images shared by all seen classes. ``per_class=k``: k of each class, always. ``none``: nothing."""
 
-    kind: Literal["total", "per_class"]
-    count: int
+    kind: Literal["total", "per_class", "none"]
+    count: int = 0
 
     @staticmethod
     def parse(text: str) -> "Budget":
-        """Read ``total=2000`` or ``per_class=20``."""
+        """Read ``total=2000``, ``per_class=20`` or ``none``."""
+        if text.strip() == "none":
+            return Budget("none")
         match = re.fullmatch(r"\s*(total|per_class)\s*=\s*(\d{1,18})\s*", text)
         if not match:
-            raise EdblError(f"memory '{text}' is not understood: write total=2000 or per_class=20")
+            raise EdblError(f"memory '{text}' is not understood: write total=2000, per_class=20 or none")
         kind: Literal["total", "per_class"] = "total" if match[1] == "total" else "per_class"
         return Budget(kind, int(match[2]))
 
     def check(self, classes: int) -> None:
         """Refuse a budget that cannot hold one image of each class."""
-        if self.count < (classes if self.kind == "total" else 1):
+        if self.kind != "none" and self.count < (classes if self.kind == "total" else 1):
             least = f"total={classes}" if self.kind == "total" else "per_class=1"
             raise EdblError(
                 f"memory {self.kind}={self.count} is smaller than one image for each of {classes} classes; "
-                f"use at least {least}"
+                f"use at least {least}, or none"
             )
 
     def quotas(self, seen: int) -> list[int]:
         """Return how many images each seen class may keep; a remainder goes to the first classes."""
-        if self.kind == "per_class":
+        if self.kind != "total":
             return [self.count] * seen
         return [self.count // seen + (k < self.count % seen) for k in range(seen)]
 
@@ -59,33 +62,30 @@ class Memory:
 
     @property
     def images(self) -> Images:
-        """All exemplars, class by class."""
-        return Images.cat(self.classes)
+        """All exemplars, class by class; none of no class."""
+        return Images.cat(self.classes) if self.classes else Images(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def update(self, new: Images, features: Features) -> None:
-        """Trim the ordered lists of old classes, never re-selecting them, and herd exemplars of the new ones.
+        """Herd exemplars of the classes that came, from what came and what is kept of them; trim the other lists.
 
         A class with fewer images than its quota gives what it has.
         """
-        old = len(self.classes)
-        seen = int(new.y.max()) + 1
-        quotas = self.budget.quotas(seen)
-        self.classes = [
-            Images(images.x[:quota], images.y[:quota]) for images, quota in zip(self.classes, quotas[:old], strict=True)
-        ]
-        self.classes += _best(new, range(old, seen), quotas[old:], features)
+        came = [int(k) for k in new.y.unique()]
+        kept = [self.classes[k] for k in came if k < len(self.classes)]
+        seen = max(len(self.classes), came[-1] + 1)
+        self._choose(came, Images.cat([*kept, new]) if kept else new, seen, features)
 
     def choose_again(self, classes: Collection[int], features: Features) -> None:
         """Herd exemplars anew from what is kept of some classes, perhaps more than their quota; trim the others."""
-        quotas, chosen = self.budget.quotas(len(self.classes)), sorted(classes)
-        best: dict[int, Images] = {}
-        if chosen:
-            found = _best(self.images.of(chosen), chosen, [quotas[k] for k in chosen], features)
-            best = dict(zip(chosen, found, strict=True))
-        self.classes = [
-            best.get(k, Images(images.x[:quota], images.y[:quota]))
-            for k, (images, quota) in enumerate(zip(self.classes, quotas, strict=True))
-        ]
+        self._choose(sorted(classes), self.images.of(sorted(classes)), len(self.classes), features)
+
+    def _choose(self, chosen: Sequence[int], pool: Images, seen: int, features: Features) -> None:
+        """Herd exemplars of some classes from a pool; of the other seen ones keep the first."""
+        quotas = self.budget.quotas(seen)
+        best = _best(pool, chosen, [quotas[k] for k in chosen], features) if chosen else []
+        found = dict(enumerate(firsts(self.classes, quotas[: len(self.classes)])))
+        found |= zip(chosen, best, strict=True)
+        self.classes = [found[k] for k in range(seen)]
 
     def with_new(self, new: Images, features: Features) -> "Memory":
         """Return what `update` would make of this memory, which stays as it is."""
@@ -112,26 +112,27 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)], seen)
 
-    def check(self) -> None:
-        """Refuse more exemplars than the budget has for all classes: numbers would not be what they say."""
-        most = sum(self.budget.quotas(len(self.classes)))
+    def check(self, budget: Budget) -> None:
+        """Refuse more exemplars than a budget has for all classes: numbers would not be what they say."""
+        most = sum(budget.quotas(len(self.classes)))
         if len(self) > most:
             raise EdblError(f"the method keeps {len(self)} exemplars where the memory holds {most}")
 
     def remove(self, number: int) -> None:
         """Forget a class; those after it move up."""
         left = self.classes[:number] + self.classes[number + 1 :]
-        self.classes = [Images(images.x, torch.full_like(images.y, k)) for k, images in enumerate(left)]
+        self.classes = [replace(images, y=torch.full_like(images.y, k)) for k, images in enumerate(left)]
 
     def replace(self, images: Images, seen: int = 0) -> None:
         """Take over exemplars that are sorted by class, as `images` gives them; one of ``seen`` may have none."""
-        counts = images.counts(seen).tolist()
-        parts = zip(images.x.split(counts), images.y.split(counts), strict=True)
-        self.classes = [Images(x, y) for x, y in parts]
+        ends = images.counts(seen).cumsum(0).tolist()
+        self.classes = [images[first:last] for first, last in pairwise([0, *ends])]
 
 
 def _best(images: Images, classes: Sequence[int], quotas: Sequence[int], features: Features) -> list[Images]:
     """Return the images of each class that herding picks first."""
+    if not any(quotas):
+        return [images[:0]] * len(classes)
     vectors = torch.nn.functional.normalize(features(images))
     members = [(images.y == k).nonzero().squeeze(1) for k in classes]
     best: dict[int, Images] = {}

@@ -1,14 +1,16 @@
-"""Every number of a report, as a pure function of confusion matrices.
+"""Every number of a report, as a pure function of confusion matrices, and what two systems differ in.
 
 A run leaves one confusion matrix per task: ``[seen, seen]`` counts of test images, rows are the truth, columns the
-prediction, classes in arrival order. ``sizes`` is the number of classes of each task. Tasks are always cut by
+prediction, classes in arrival order. ``sizes`` is the number of new classes of each task. Tasks are always cut by
 ``sizes``, never by a fixed step. A value that does not exist (no image to judge, no such task) is NaN, and a mean
-leaves NaN out. ``R[i][j]`` is the accuracy on the test images of task j's classes after task i, where the prediction
-may be any class seen by then.
+leaves NaN out. ``R[i][j]`` is the accuracy on the test images of task j's new classes after task i, where the
+prediction may be any class seen by then.
 """
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -89,11 +91,11 @@ def new_accuracy(confusion: Confusion, old: int) -> float:
 
 
 def share_predicted_new(confusion: Confusion, old: int) -> float:
-    """Return the share of all test images, old and new, whose prediction is one of the new classes.
+    """Return the share of all test images, old and new, whose prediction is one of the new classes, if there are any.
 
     Without bias towards old or new classes it equals the share of test images that are of new classes.
     """
-    return _share(confusion[:, old:].sum(), confusion.sum())
+    return _share(confusion[:, old:].sum(), confusion.sum()) if old < len(confusion) else math.nan
 
 
 def summary(confusions: Sequence[Confusion], sizes: Sequence[int]) -> dict[str, float]:
@@ -112,6 +114,59 @@ def summary(confusions: Sequence[Confusion], sizes: Sequence[int]) -> dict[str, 
         "new_accuracy": new_accuracy(last, old),
         "share_predicted_new": share_predicted_new(last, old),
     }
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What one system has more than another, run by run of the same seed: at least one value."""
+
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, one: Sequence[float], other: Sequence[float]) -> "Difference":
+        """Return ``one`` minus ``other``, pair by pair."""
+        return cls(tuple(a - b for a, b in zip(one, other, strict=True)))
+
+    @property
+    def mean(self) -> float:
+        """The mean of the differences."""
+        return fmean(self.values)
+
+    @property
+    def half(self) -> float:
+        """Half of the 95% interval of the mean, by Student's t; endless for a single pair."""
+        from scipy.special import stdtrit  # quantiles; here, because records do without it
+
+        count = len(self.values)
+        return math.inf if count == 1 else float(stdtrit(count - 1, 0.975)) * self._error
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 where the whole interval is above or below 0, else 0."""
+        return (self.mean > self.half) - (self.mean < -self.half)
+
+    @property
+    def t_test(self) -> float:
+        """The two-sided p of the paired t-test; NaN for a single pair, and where nothing differs."""
+        from scipy.special import stdtr
+
+        if len(self.values) == 1 or not any(self.values):
+            return math.nan
+        t = abs(self.mean) / self._error if self._error else math.inf
+        return float(2 * stdtr(len(self.values) - 1, -t))
+
+    @property
+    def wilcoxon(self) -> float:
+        """The two-sided p of Wilcoxon's signed-rank test; NaN for a single pair, and where nothing differs."""
+        from scipy.stats import wilcoxon
+
+        ranked = [round(value, 12) for value in self.values]  # shares that are equal differ by what floats lose
+        there = [value for value in ranked if value]
+        return math.nan if len(self.values) == 1 or not there else float(wilcoxon(there).pvalue)
+
+    @property
+    def _error(self) -> float:
+        return stdev(self.values) / math.sqrt(len(self.values))
 
 
 def _row_accuracy(confusion: Confusion, rows: slice) -> float:

@@ -202,16 +202,20 @@ ROWS = (
 
 
 def rows(facts: Facts, paper: Mapping[str, object]) -> Iterator[Row]:
-    """Yield the rows for these facts; ``paper`` are the values that the method's own publication prints."""
+    """Yield the rows for these facts; ``paper`` are values that the method's own publication prints, for its preset."""
     yield from (row for row in ROWS if row.suits(facts))
-    if facts.preset == "paper" and paper:
+    if paper:
         yield Row("as its authors print", paper)
 
 
 def values(
-    facts: Facts, paper: Mapping[str, object], usual: Mapping[str, object], theirs: Set[str]
+    facts: Facts,
+    paper: Mapping[str, object],
+    usual: Mapping[str, object],
+    theirs: Set[str],
+    given: Mapping[str, object],
 ) -> dict[str, tuple[object, str]]:
-    """Return the preset's values by dotted key, each with the reason for it.
+    """Return the preset's values by dotted key, and milestones that move with given epochs, each with its origin.
 
     ``usual`` are the values of all settings without a preset, ``theirs`` the keys that a user's own method declares:
     whatever their names, presets know none of them.
@@ -223,11 +227,15 @@ def values(
         if BY_RULE in new:
             new[BY_RULE] = tuple(key for key in cast(tuple[str, ...], new[BY_RULE]) if key in usual.keys() - theirs)
         new |= {key: row.values[MOST] for key in now if MOST in row.values and _is_longer(key, now, row.values[MOST])}
-        found |= {key: (value, row.why) for key, value in (moved(now, new) | new).items()}
-    return found
+        origin = f"preset {facts.preset} ({row.why})"
+        found |= {key: (value, origin) for key, value in (_moved(now, new) | new).items()}
+    if "first.task_epochs" in given:  # the preset's milestones are those of its own epochs
+        found.pop("first.task_milestones", None)
+    later = _moved(dict(usual) | {key: value for key, (value, _) in found.items()}, given)
+    return found | {key: (value, "moved with the epochs") for key, value in later.items()}
 
 
-def moved(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _moved(usual: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Return the milestones, by dotted key, of schedules of which the epochs alone are given: moved with them."""
     found = {}
     for key, epochs in given.items():

@@ -1,24 +1,31 @@
 """The recipe: every value of a run, frozen, checked, saved with the run: a training, its data set and its stream."""
 
+import inspect
 import os
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
-from edbl import config, presets
+from edbl import config, presets, users
 from edbl.config import option, toml_value
 from edbl.data import datasets
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
+from edbl.methods import as_method
+from edbl.methods.base import Method
+from edbl.store import MOST_TEXT, parse_toml, read_file, read_toml
 from edbl.training import Common, ImageSettings, Origins, Training, Values, check_text, check_values
 
 RECIPE = "recipe.toml"  # in the folder of a run
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
+SPLITTING = frozenset(f"stream.{name}" for name in ("phases", "base", "step", "tasks", "order", "given"))  # by protocol
+WITHOUT = {"stream.tail": "imbalance", "stream.disjoint": "blur"}  # keys that mean nothing without another
+MOST_KEYS = 1000  # of a recipe
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
-# Options that are gone, with their last default: complete recipes of before may say it, and it changes nothing.
+# Settings that are gone, with their last default: complete recipes of before may say it, and it changes nothing.
 DROPPED: Mapping[str, object] = {
+    "optim.steps": 0,
     "options.adjust_old": True,  # mnemonics
     "options.balance_teacher": "old",  # edbl and its ablations, as the next two
     "options.exemplars_after": "balance",
@@ -42,7 +49,7 @@ DROPPED: Mapping[str, object] = {
 class DataSettings(ImageSettings):
     """Which images, and what is done to them."""
 
-    name: str = option("digits", "data set, or path of an image folder")
+    name: str = option("digits", "data set, path of an image folder, given, or what makes one, as in FILE.py:make")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
     holdout: float = option(
@@ -54,18 +61,32 @@ class DataSettings(ImageSettings):
 class StreamSettings:
     """Which classes arrive when."""
 
-    protocol: Literal["base0", "base-half", "base-step", "tasks"] = option("base0", "how classes are split into tasks")
+    protocol: Literal["base0", "base-half", "base-step", "tasks", "own"] = option(
+        "base0", "how classes are split into tasks"
+    )
     phases: int = option(5, "number of parts for base0; parts after the first half for base-half", least=1)
     base: int = option(0, "base-step: classes of the first task (0: as many as step)", least=0)
     step: int = option(1, "base-step: classes of each further task", least=1)
     tasks: tuple[tuple[str, ...], ...] = option((), "protocol tasks: the classes of each task, by name or number")
-    order: str | tuple[str, ...] = option("natural", "class order: natural, a seed, or all classes in a list")
+    order: str | tuple[str, ...] = option(
+        "natural", "class order: natural, a seed, seed (that of the run), or all classes in a list"
+    )
+    given: str = option("", "protocol own: checksum of the stream that a call in Python was given")
+    shots: int = option(0, "training images of each class in tasks after the first; 0 means all", least=0)
+    imbalance: float = option(
+        1.0, "long tail: share of its training images that the rarest class keeps", least=1e-6, most=1
+    )
+    tail: Literal["ordered", "shuffled"] = option("ordered", "long tail: classes get rarer as they arrive, or by seed")
+    blur: float = option(0.0, "share of each class's training images that comes in other tasks", least=0, most=1)
+    disjoint: float = option(0.0, "blur: share of each task's classes that come in no other", least=0, most=1)
 
     @property
-    def idle(self) -> set[str]:
-        """Keys that mean nothing to the protocol."""
-        parts = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}}.get(self.protocol, {"phases", "order"})
-        return {f"stream.{f.name}" for f in fields(self) if f.name not in parts | {"protocol"}}
+    def idle(self) -> frozenset[str]:
+        """Keys that mean nothing to the protocol, or without another."""
+        own = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}, "own": {"given"}}
+        parts = own.get(self.protocol, {"phases", "order"})
+        unused = {key for key, other in WITHOUT.items() if getattr(self, other) == getattr(StreamSettings, other)}
+        return SPLITTING - {f"stream.{name}" for name in parts} | unused
 
     @property
     def phased(self) -> bool:
@@ -85,6 +106,10 @@ class CommonOfRuns(Common):
         super().check()
         check_text("folder", self.data.name)
 
+    def absolute(self) -> Self:
+        """Return the settings with whole paths of files with users' code."""
+        return replace(super().absolute(), data=replace(self.data, name=users.absolute(self.data.name)))
+
 
 OF_RUNS = config.leaves(CommonOfRuns).keys() - config.leaves(Common).keys()  # what a training alone does not have
 
@@ -96,17 +121,23 @@ class Recipe(CommonOfRuns, Training):
     kind: ClassVar[type[Common]] = CommonOfRuns
 
     @classmethod
-    def build(cls, method: str = "edbl", data: str = "digits", *, preset: str = "default", **given: object) -> Self:
+    def build(
+        cls, method: str | type[Method] = "edbl", data: str = "digits", *, preset: str = "default", **given: object
+    ) -> Self:
         """Return the recipe for a method on a data set; ``given`` values win over the preset's.
 
         Keys with dots are given as ``**{"schedule.epochs": 20}``; leading parts may be left out where that is
-        unambiguous, so ``epochs=20`` is an error for two-phase methods and fine for others.
+        unambiguous, so ``epochs=20`` is an error for two-phase methods and fine for others. ``data="given"`` is for
+        data that `edbl.run` will be given. The method may be a class.
         """
+        if inspect.isclass(method):
+            method = given_method(method)
         return cls.of({"method": method, "data.name": data, "preset": preset, **given})
 
     @classmethod
     def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
         """Refuse keys that mean nothing to the protocol."""
+        super().check_layers(layers, complete)
         _refuse_idle(layers, complete)
 
     @classmethod
@@ -114,6 +145,14 @@ class Recipe(CommonOfRuns, Training):
         """Return the facts of the data set."""
         name = str(given.get("data.name", found["data.name"][0]))
         return {k: (v, f"data set {name}") for k, v in datasets.defaults(name).items()}
+
+    @classmethod
+    def of_net(cls, values: Values) -> Origins:
+        """Return what a pretrained backbone expects of images; those of a folder are read as large as that."""
+        found = super().of_net(values)
+        if not datasets.is_folder(str(values["data.name"])):
+            found.pop("data.image_size", None)
+        return found
 
     @classmethod
     def facts(cls, found: Origins, given: Values) -> presets.Facts:
@@ -135,9 +174,10 @@ class Recipe(CommonOfRuns, Training):
 
         The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
         was begun may not. With another method than the file's, the preset gives the options that this one has more.
+        A ``.py`` file that it names runs only if a layer names it too, or somebody did before.
         """
         try:
-            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+            tree = read_toml(Path(path))
         except OSError as error:
             raise EdblError(f"cannot read recipe {path}: {error.strerror}") from error
         except ValueError as error:  # also of bytes that are no text, and of numbers with thousands of digits
@@ -146,15 +186,19 @@ class Recipe(CommonOfRuns, Training):
         if not isinstance(complete, bool):
             raise EdblError(f"recipe {path}: {COMPLETE} is true or false, not {complete!r}")
         file = flat(tree)
+        if len(file) > MOST_KEYS:
+            raise EdblError(f"recipe {path} has {len(file):,} keys, which is more than there are")
         given = {**file, **{key: value for layer in layers for key, value in layer.items()}}
         if complete and given.get("preset") != file.get("preset"):
             raise EdblError(f"recipe {path} is complete, so a preset would change nothing; change single values")
         method = str(given.get("method", "edbl"))
+        over = [f".{key}" for layer in layers for key in layer]
+        users.refuse_unnamed({k: v for k, v in file.items() if not any(f".{k}".endswith(key) for key in over)}, path)
         known = cls.keys(method)
         try:
             if complete:
                 file = without_dropped(file, known)
-                _refuse_dropped(file, known)
+                _refuse_dropped(file, known.keys())
             check_values(file, known, method)
         except EdblError as error:
             raise EdblError(f"recipe {path}: {error}") from error
@@ -172,30 +216,39 @@ class Recipe(CommonOfRuns, Training):
         return "\n\n".join(blocks) + "\n"
 
 
-def without_dropped(values: Mapping[str, object], known: Mapping[str, config.Leaf]) -> dict[str, object]:
-    """Return values by full key without those of options that are gone, where they have their last default."""
+def given_method(kind: object) -> str:
+    """Return the name in recipes of a method that is given as a class."""
+    found = as_method(kind)
+    return users.give(users.METHOD, found.name, found)
+
+
+def without_dropped(values: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
+    """Return values by full key without those of settings that are gone, where they have their last default."""
     return {k: v for k, v in values.items() if k in known or k not in DROPPED or v != DROPPED[k]}
 
 
-def _refuse_dropped(values: Mapping[str, object], known: Mapping[str, config.Leaf]) -> None:
-    """Refuse an option that is gone: its last default would have been left out before."""
-    for key in values.keys() & DROPPED.keys() - known.keys():
+def _refuse_dropped(values: Mapping[str, object], known: Set[str]) -> None:
+    """Refuse a setting that is gone: its last default would have been left out before."""
+    for key in values.keys() & DROPPED.keys() - known:
         told, left = toml_value(values[key]), toml_value(DROPPED[key])
         raise EdblError(f"{key} = {told} is no longer to be had, only what was {left}; make the run with an older edbl")
 
 
 def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:
-    """Refuse a key that means nothing to the protocol, neither to that of its own layer nor to the last one.
+    """Refuse a key that means nothing to the stream, neither to that of its own layer nor to the last one.
 
     A layer of all keys is one of a recipe: nobody chose them.
     """
     streams = [StreamSettings()]
     for layer in layers:
-        streams.append(StreamSettings(cast(Any, layer.get("stream.protocol", streams[-1].protocol))))
-    every = config.leaves(StreamSettings, "stream.").keys()
+        told = {name: layer[f"stream.{name}"] for name in ("protocol", *WITHOUT.values()) if f"stream.{name}" in layer}
+        streams.append(replace(streams[-1], **cast(Any, told)))
     for layer, stream in list(zip(layers, streams[1:], strict=True))[complete:]:
-        if not every <= layer.keys() and (idle := sorted(layer.keys() & stream.idle & streams[-1].idle)):
-            raise EdblError(f"{idle[0]} means nothing to protocol {streams[-1].protocol}; leave it out")
+        every = layer.keys() >= SPLITTING - {"stream.given"}  # which older recipes lack
+        if not every and (idle := sorted(layer.keys() & stream.idle & streams[-1].idle)):
+            other = WITHOUT.get(idle[0])
+            why = f"without stream.{other}" if other else f"to protocol {streams[-1].protocol}"
+            raise EdblError(f"{idle[0]} means nothing {why}; leave it out")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -210,6 +263,16 @@ def find_recipe(name: str) -> Path:
     if name not in shipped_recipes():
         raise unknown("recipe", name, shipped_recipes())
     return shipped_recipes()[name]
+
+
+def toml_of(text: str) -> object:
+    """Return what a value says in TOML; a `ValueError` says why it is none."""
+    return parse_toml(f"value = {text}")["value"]
+
+
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a text file, such as one of a class order."""
+    return read_file(path, MOST_TEXT).decode().splitlines()
 
 
 def flat(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:

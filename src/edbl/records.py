@@ -4,12 +4,16 @@ A run is a folder with ``record.json`` (what was run, how it went), ``confusions
 and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, once it is done, ``features.npz``.
 """
 
+import hashlib
 import io
 import json
+import lzma
 import math
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -19,15 +23,14 @@ from numpy.typing import ArrayLike, NDArray
 from edbl import metrics
 from edbl.config import Unfit, fit
 from edbl.errors import EdblError
-from edbl.store import Damaged, read_json, write_atomic
+from edbl.store import Damaged, read_file, read_json, refuse_links, write_atomic
 
 FORMAT = 1
-READOUTS = ("cnn", "nme")
+READOUTS = ("cnn", "nme")  # the classifiers that the paper has; a method may have others
+NEWER = ("code", "kept", "within", "returning")  # what older records lack
+MOST_ARRAYS, HEADER = 2**28, 2**14  # bytes that are read of a file of arrays, and of what stands before one of them
+DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 RECORD, CONFUSIONS, FEATURES = "record.json", "confusions.npz", "features.npz"
-
-
-def _no_confusions() -> dict[str, list[metrics.Confusion]]:
-    return {readout: [] for readout in READOUTS}
 
 
 @dataclass
@@ -43,7 +46,7 @@ class Record:
     seed: int
     recipe: dict[str, Any]
     classes: list[str]  # names in arrival order
-    task_sizes: list[int]  # number of classes of each task
+    task_sizes: list[int]  # number of new classes of each task
     status: Literal["running", "done", "failed"] = "running"
     message: str = ""  # why it failed
     commit: str = ""
@@ -52,12 +55,16 @@ class Record:
     started: str = ""  # ISO 8601
     seconds: list[float] = field(default_factory=list)  # wall time of each task
     timings: list[dict[str, float]] = field(default_factory=list)  # seconds by part, for each task
-    method_digest: str = ""  # of a user's own method file
+    code: dict[str, str] = field(default_factory=dict)  # what tells code that is not ours from other such, by key
     losses: list[dict[str, list[float]]] = field(default_factory=list)  # mean of each epoch by phase, for each task
+    # For each task, by phase: epochs within it, and accuracy by the net over all, old and new classes after them.
+    within: list[dict[str, list[list[float]]]] = field(default_factory=list)
+    kept: list[dict[str, int]] = field(default_factory=list)  # exemplars, bytes of net, memory, state, for each task
     data_fingerprint: str = ""
     our_reading: bool = False  # the method's publication leaves so much open that much is ours
     notes: list[str] = field(default_factory=list)
-    confusions: dict[str, list[metrics.Confusion]] = field(default_factory=_no_confusions)
+    returning: list[list[int]] = field(default_factory=list)  # old classes of each task; if no task has any, none
+    confusions: dict[str, list[metrics.Confusion]] = field(default_factory=dict)  # of each task by classifier
 
     @property
     def label(self) -> str:
@@ -65,19 +72,26 @@ class Record:
         return f"{self.method} (our reading)" if self.our_reading else self.method
 
     @property
+    def tasks(self) -> list[list[int]]:
+        """The classes that each task had images of, by their place in ``classes``."""
+        ends = accumulate(self.task_sizes)
+        new = [list(range(end - size, end)) for size, end in zip(self.task_sizes, ends, strict=True)]
+        return [old + own for old, own in zip(self.returning or [[]] * len(new), new, strict=True)]
+
+    @property
     def accuracy(self) -> dict[str, list[float]]:
-        """The accuracy over all classes seen, after each task, for each read-out."""
-        return {readout: metrics.accuracies(self.confusions.get(readout, [])) for readout in READOUTS}
+        """The accuracy over all classes seen, after each task, for each classifier."""
+        return {readout: metrics.accuracies(found) for readout, found in self.confusions.items()}
 
     @property
     def average_incremental_accuracy(self) -> dict[str, float]:
-        """The mean of the accuracies, first task included, for each read-out."""
-        return {readout: metrics.average_incremental_accuracy(self.confusions.get(readout, [])) for readout in READOUTS}
+        """The mean of the accuracies, first task included, for each classifier."""
+        return {readout: metrics.average_incremental_accuracy(found) for readout, found in self.confusions.items()}
 
     @property
     def finished(self) -> int:
         """The number of tasks learnt and measured."""
-        return max(len(matrices) for matrices in self.confusions.values()) if self.confusions else 0
+        return max(map(len, self.confusions.values()), default=0)
 
 
 def write(record: Record, folder: Path, *, cut: bool = False) -> None:
@@ -85,14 +99,16 @@ def write(record: Record, folder: Path, *, cut: bool = False) -> None:
     _make(folder)
     matrices = {
         f"{readout}_{task}": np.asarray(confusion, dtype=np.int64)
-        for readout in READOUTS
-        for task, confusion in enumerate(record.confusions.get(readout, []))
+        for readout, found in record.confusions.items()
+        for task, confusion in enumerate(found)
     }
     stored: dict[str, Any] = {"format": FORMAT}
     stored |= {f.name: getattr(record, f.name) for f in fields(Record) if f.name != "confusions"}
     stored["accuracy"] = record.accuracy
     stored["average_incremental_accuracy"] = record.average_incremental_accuracy
-    text = json.dumps(_without_nan(stored), indent=1, allow_nan=False)
+    stored = _without_nan(stored)
+    stored["sha256"] = _sum(stored)
+    text = json.dumps(stored, indent=1, allow_nan=False)
     files = [(CONFUSIONS, _npz(matrices)), (RECORD, (text + "\n").encode())]
     # The json says how many matrices count: a kill between the two files must not leave fewer of them.
     for name, data in reversed(files) if cut else files:
@@ -102,10 +118,20 @@ def write(record: Record, folder: Path, *, cut: bool = False) -> None:
 def read(folder: Path) -> Record:
     """Return the record in ``folder``."""
     stored = _read_json(folder)
-    record = Record(**{name: _value(folder, stored, name, hint) for name, hint in _HINTS.items()})
-    record.confusions = _read_confusions(folder, stored, record.task_sizes)
+    there = {name: hint for name, hint in _HINTS.items() if name in stored or name not in NEWER}
+    record = Record(**{name: _value(folder, stored, name, hint) for name, hint in there.items()})
+    record.confusions = _read_confusions(folder, stored, record.task_sizes, len(record.classes))
     if sum(record.task_sizes[: record.finished]) > len(record.classes):
         raise _broken(folder, RECORD, "it names fewer classes than its tasks hold")
+    olds = [end - size for size, end in zip(record.task_sizes, accumulate(record.task_sizes), strict=True)]
+    held = zip(record.returning, olds, strict=False)
+    if len(record.returning) not in (0, len(olds)) or not all(0 <= k < old for some, old in held for k in some):
+        raise _broken(folder, RECORD, "'returning' does not fit 'task_sizes'")
+    lists: tuple[list[Any], ...] = (record.seconds, record.timings, record.losses, *record.confusions.values())
+    tasks = {len(one) for one in lists if one}
+    whole = tasks == {len(record.task_sizes)} or record.status != "done"
+    if not whole or len(tasks) > 1 or (tasks and not record.finished):
+        raise _broken(folder, RECORD, "what it says of its tasks is of different numbers of them")
     return record
 
 
@@ -123,7 +149,7 @@ def read_features(folder: Path) -> tuple[NDArray[Any], NDArray[np.int64]] | None
     """Return the features ``[n, d]`` and class indices ``[n]`` kept with a run, or None where none were kept."""
     if not (folder / FEATURES).is_file():
         return None
-    arrays = _read_npz(folder, FEATURES, ["features", "labels"])
+    arrays = _read_npz(folder, FEATURES, ["features", "labels"], MOST_ARRAYS)
     features, labels = arrays["features"], arrays["labels"]
     if features.ndim != 2 or features.shape[1] == 0 or features.dtype.kind != "f" or labels.dtype.kind not in "iu":
         raise _broken(folder, FEATURES, "its arrays are not features [n, d] and labels [n]")
@@ -158,6 +184,7 @@ def _read_json(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise EdblError(f"no such run folder: '{folder}'")
     path = folder / RECORD
+    refuse_links(folder)
     if not path.is_file():
         runs = [inner.parent.name for inner in sorted(folder.glob(f"*/{RECORD}"))]
         hint = f"; the folders in it are: name them, as '{folder / runs[0]}'" if runs else ""
@@ -173,7 +200,15 @@ def _read_json(folder: Path) -> dict[str, Any]:
             f"'{path}' has format {stored.get('format')!r}, this edbl reads format {FORMAT}: "
             "use the version of edbl that wrote it"
         )
+    if "sha256" in stored and stored["sha256"] != _sum(stored):  # older records have none
+        raise _broken(folder, RECORD, "its checksum is wrong")
     return stored
+
+
+def _sum(stored: Mapping[str, Any]) -> str:
+    """Return the checksum of what a record says but that."""
+    said = {key: value for key, value in stored.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def _value(folder: Path, stored: dict[str, Any], name: str, hint: Any) -> Any:
@@ -185,35 +220,49 @@ def _value(folder: Path, stored: dict[str, Any], name: str, hint: Any) -> Any:
         raise _broken(folder, RECORD, str(error)) from error
 
 
-def _read_confusions(folder: Path, stored: dict[str, Any], sizes: list[int]) -> dict[str, list[metrics.Confusion]]:
+def _read_confusions(
+    folder: Path, stored: dict[str, Any], sizes: list[int], classes: int
+) -> dict[str, list[metrics.Confusion]]:
     accuracy = _value(folder, stored, "accuracy", dict[str, list[float]])
-    tasks = {readout: len(accuracy.get(readout, [])) for readout in READOUTS}
-    if max(tasks.values()) > len(sizes) or min(sizes, default=1) < 1:
+    tasks = {readout: len(found) for readout, found in accuracy.items()}
+    if max(tasks.values(), default=0) > len(sizes) or min(sizes, default=0) < 0 or 0 in sizes[:1]:
         raise _broken(folder, RECORD, "'task_sizes' does not fit its number of tasks")
-    arrays = _read_npz(folder, CONFUSIONS, [f"{r}_{task}" for r in READOUTS for task in range(tasks[r])])
+    if len(set(tasks.values()) - {0}) > 1:
+        raise _broken(folder, RECORD, "'accuracy' has another number of tasks for each read-out")
+    names = [f"{r}_{task}" for r in tasks for task in range(tasks[r])]
+    arrays = _read_npz(folder, CONFUSIONS, names, 8 * classes**2)
     for name, array in arrays.items():
-        seen = sum(sizes[: int(name.split("_")[1]) + 1])
+        seen = sum(sizes[: int(name.rpartition("_")[2]) + 1])
         if array.shape != (seen, seen) or array.dtype.kind not in "iu" or (array < 0).any():
             raise _broken(folder, CONFUSIONS, f"'{name}' is not a {seen} x {seen} matrix of counts")
-    return {r: [arrays[f"{r}_{task}"].astype(np.int64) for task in range(tasks[r])] for r in READOUTS}
+    return {r: [arrays[f"{r}_{task}"].astype(np.int64) for task in range(tasks[r])] for r in tasks}
 
 
-def _read_npz(folder: Path, file: str, names: list[str]) -> dict[str, NDArray[Any]]:
+def _read_npz(folder: Path, file: str, names: list[str], most: int) -> dict[str, NDArray[Any]]:
+    """Return arrays of a file by name, each of at most so many bytes."""
     if not names:
         return {}
     if not (folder / file).is_file():
         raise _broken(folder, file, "the file is missing")
     try:
-        # Read first: numpy does not close a damaged file that it opened itself.
-        with np.load(io.BytesIO((folder / file).read_bytes()), allow_pickle=False) as arrays:
-            absent = [name for name in names if name not in arrays]
-            if absent:
-                raise _broken(folder, file, f"'{absent[0]}' is missing")
-            return {name: arrays[name] for name in names}
-    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        with zipfile.ZipFile(io.BytesIO(read_file(folder / file, MOST_ARRAYS, own=True))) as packed:
+            found = {info.filename.removesuffix(".npy"): info for info in packed.infolist()}
+            for name in names:
+                if name not in found:
+                    raise _broken(folder, file, f"'{name}' is missing")
+                if found[name].file_size > most + HEADER:  # before it is unpacked
+                    raise _broken(folder, file, f"'{name}' has {found[name].file_size:,} bytes")
+            return {name: _array(packed.read(found[name])) for name in names}
+    # What zip files and arrays may be is more than zipfile and NumPy know, and they say so in many ways.
+    except (OSError, EOFError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError, *DAMAGED) as error:
         # What NumPy does not know it takes for a pickle, and tells how to load that unsafely.
         why = "it holds something else than arrays of numbers" if "allow_pickle" in str(error) else error
         raise _broken(folder, file, f"unreadable ({why})") from error
+
+
+def _array(data: bytes) -> NDArray[Any]:
+    found: NDArray[Any] = np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+    return found
 
 
 def _broken(folder: Path, file: str, why: str) -> EdblError:

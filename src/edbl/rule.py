@@ -46,7 +46,7 @@ def epochs(task: TaskFacts) -> int:
 
 def distillation(task: TaskFacts) -> float:
     """Return the weight of distillation: a smooth max(1, old over new classes), and up to twice that."""
-    ratio = task.old_classes / task.new_classes
+    ratio = task.old_classes / max(1, task.new_classes)
     ratio /= math.hypot(1, ratio / MOST_RATIO)
     return (2 - task.hold) * math.pow(1 + ratio**4, 0.25)
 

@@ -6,17 +6,20 @@ from typing import Literal
 
 from edbl.config import option
 
+LONGEST = 100_000  # epochs: a run that never ends is of no use
+
 
 @dataclass(frozen=True)
 class Optim:
-    """Stochastic gradient descent: what the phases of a run share unless a method says otherwise."""
+    """The optimiser: what the phases of a run share unless a method says otherwise."""
 
-    batch: int = option(128, "images per batch, before mixing", least=2)
-    momentum: float = option(0.9, "momentum", least=0, most=1)
-    nesterov: bool = option(True, "Nesterov momentum (A16)")
-    weight_decay: float = option(2e-4, "L2 penalty on all parameters", least=0)
+    kind: Literal["sgd", "adam", "adamw"] = option("sgd", "stochastic gradient descent, Adam or AdamW")
+    batch: int = option(128, "images per batch, before mixing", least=2, most=2**16)
+    momentum: float = option(0.9, "sgd: momentum", least=0, most=1)
+    nesterov: bool = option(True, "sgd: Nesterov momentum (A16)")
+    weight_decay: float = option(2e-4, "L2 penalty on all parameters; adamw: decay of their values", least=0)
+    clip: float = option(0.0, "largest norm of all gradients together; 0 means no limit", least=0)
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
-    steps: int = option(0, "most steps per epoch; 0 means all", least=0)
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
     fixed_norm: bool = option(False, "batch normalisation keeps the statistics it has, of a pretrained backbone say")
 
@@ -25,7 +28,7 @@ class Optim:
 class Schedule:
     """Epochs and learning rate of one phase: the rate falls by ``decay`` at each milestone, or along a cosine."""
 
-    epochs: int = option(150, "passes over the training images", least=1)
+    epochs: int = option(150, "passes over the training images", least=1, most=LONGEST)
     lr: float = option(0.1, "learning rate", least=0)
     milestones: tuple[int, ...] = option((60, 100, 130), "epochs at which the learning rate falls", least=1)
     decay: float = option(0.1, "factor by which it falls", least=0, most=1)
@@ -50,7 +53,7 @@ class Schedule:
 class FirstTask:
     """What the first task does otherwise than the later ones; 0 means as they do."""
 
-    task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0)
+    task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0, most=LONGEST)
     task_milestones: tuple[int, ...] = option((), "its milestones; none: those of later tasks, scaled", least=1)
     task_lr: float = option(0.0, "its learning rate; 0 means schedule.lr", least=0)
     task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)

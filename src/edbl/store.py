@@ -8,13 +8,17 @@ the new one. Until they are there, which `settle` sees to if the writer could no
 
 import dataclasses
 import errno
+import glob
 import hashlib
 import json
 import os
 import re
+import stat
 import sys
+import time
+import tomllib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +34,11 @@ LOCK = ".lock"
 NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems that have none
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a file that is not whole yet
 TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
+ABANDONED = 600  # seconds after which nobody writes a file any more
 TRIES = 5  # at reading what is being replaced
+# The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
+MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
+LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
 
 T = TypeVar("T")
 
@@ -117,7 +125,7 @@ def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
     path = folder / f"{name}{TENSORS}"
     for place in (path, folder / f"{name}{NEW}", path):  # again, as they may take their place between two looks
         with suppress(FileNotFoundError):
-            data = place.read_bytes()
+            data = read_file(place, own=True)
             if hashlib.sha256(data).hexdigest() == checksum:
                 try:
                     return safetensors.torch.load(data)
@@ -126,22 +134,65 @@ def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
     raise Damaged(path, "its checksum is wrong" if path.exists() else "the file is missing")
 
 
+def check_tensors(found: "Mapping[str, Tensor]", wanted: "Mapping[str, Tensor]") -> None:
+    """Refuse tensors from disk that are not, name by name, of the shape and type of those that they stand for.
+
+    A checksum guards against damage, not against strangers, and kernels may write beyond a tensor that is too small.
+    """
+    for name in sorted(found.keys() ^ wanted.keys()):
+        raise Unfit(f"tensor '{name}' is {'missing' if name in wanted else 'unknown'}")
+    for name, tensor in found.items():
+        here, there = ((one.dtype, tuple(one.shape)) for one in (tensor, wanted[name]))
+        if here != there:
+            raise Unfit(f"tensor '{name}' is {here[0]} {list(here[1])}, not {there[0]} {list(there[1])}")
+
+
 def settle(folder: Path, name: str, checksum: str) -> None:
     """Let new tensors take their place if they are those of the ``checksum`` that the JSON has; else remove them."""
     new = folder / f"{name}{NEW}"
-    if new.is_file():
+    if new.is_file() and not new.is_symlink():
         with open(new, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found == checksum:
             os.replace(new, folder / f"{name}{TENSORS}")
         else:
-            new.unlink()
+            delete(folder.resolve(), [new.name])
 
 
 def remove(folder: Path, name: str) -> None:
     """Delete an entry."""
-    for part in (".json", TENSORS, NEW):
-        (folder / f"{name}{part}").unlink(missing_ok=True)
+    delete(folder, (f"{name}{part}" for part in (".json", TENSORS, NEW)))
+
+
+def delete(folder: Path, names: Iterable[str]) -> None:
+    """Delete files of a folder that are there; if a link has taken the folder's place, nothing behind it."""
+    if os.unlink not in os.supports_dir_fd:  # Windows, where few may make links
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=handle)
+    finally:
+        os.close(handle)
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a run or a model that holds a link: it may come from anywhere, and the link may lead anywhere."""
+    places = [os.fspath(folder)]
+    while places:
+        with suppress(FileNotFoundError), os.scandir(places.pop()) as entries:  # another process may remove some
+            for entry in entries:
+                if entry.is_symlink():
+                    where = "a run or a model keeps its files itself; put what it leads to in its place"
+                    raise EdblError(f"{entry.path} is a link, and {where}")
+                if entry.is_dir(follow_symlinks=False):
+                    places.append(entry.path)
 
 
 def busy(folder: Path) -> EdblError:
@@ -152,12 +203,51 @@ def busy(folder: Path) -> EdblError:
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a JSON file says, which must be an object."""
     try:
-        stored = json.loads(path.read_bytes())
+        stored = json.loads(read_file(path, MOST_VALUES, own=True))
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"not valid JSON ({error})") from error
     if not isinstance(stored, dict):
         raise Damaged(path, "not a JSON object")
-    return stored
+    level: list[Any] = [stored]
+    for _ in range(DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [value for values in inner for value in values if isinstance(value, dict | list)]
+        if not level:
+            return stored
+    raise Damaged(path, "it is nested too deep")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a TOML file says; a `ValueError` says why it is none."""
+    return parse_toml(read_file(path, MOST_TEXT).decode())
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says; a `ValueError` says why it is none.
+
+    A key of many parts takes memory by their square, and is none of ours.
+    """
+    if LONG_KEY.search(text):
+        raise ValueError("a key has too many parts")
+    try:
+        return tomllib.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+
+
+def read_file(path: Path, most: int | None = None, own: bool = False) -> bytes:
+    """Return what a file holds, which must be a regular one of at most ``most`` bytes: a pipe would be waited for.
+
+    One that is a run's or a model's ``own`` may be no link. What is wrong is an `OSError`, as if the system said so.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0)), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
+        return file.read()
 
 
 def _by_key(value: object) -> object:
@@ -196,6 +286,15 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_output(path: Path, data: bytes) -> None:
+    """Do so with a file that a user asked for, and remove what was left of it by writers that were killed."""
+    write_atomic(path, data)
+    with suppress(OSError):
+        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+            if TEMPORARY.fullmatch(left.name) and time.time() - left.lstat().st_mtime > ABANDONED:
+                left.unlink()
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
@@ -219,17 +318,24 @@ def sweep(folder: Path, name: str = "") -> None:
 
     Nobody may be writing there.
     """
-    for left in folder.glob(f".{name}.*.tmp") if name else folder.rglob(".*.tmp"):
-        if TEMPORARY.fullmatch(left.name):
-            left.unlink(missing_ok=True)
+    for place, _, files in os.walk(folder.resolve()):  # which follows no link below it
+        own = (file for file in files if TEMPORARY.fullmatch(file))
+        delete(Path(place), [file for file in own if not name or file.startswith(f".{name}.")])
+        if name:
+            return
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes out of ``folder``; the system lifts the lock when this process ends, however it ends."""
+def lock(folder: Path, links: bool = False) -> Iterator[None]:
+    """Keep other processes out of ``folder``, which may hold no link unless ``links`` allows it.
+
+    The system lifts the lock when this process ends, however it ends.
+    """
+    if not links:
+        refuse_links(folder)
     # Nothing is written to it, and no link followed: a folder may come from anywhere.
-    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "r+b") as file:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(folder / LOCK, flags, 0o666), "rb") as file:
         try:
             if sys.platform == "win32":
                 import msvcrt

@@ -1,5 +1,6 @@
 """Words for messages, and bars for a terminal while something lasts."""
 
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor, or do worse
 NAMED = 5  # things named in a message before the rest is only counted
 
 
@@ -31,12 +33,27 @@ def as_text(name: str | Path) -> str:
 
 def shown(name: str | Path) -> str:
     """Return a name that can be printed: what it holds must not move a terminal's cursor, or break a report."""
-    return "".join(ascii(c)[1:-1] if unicodedata.category(c) == "Cc" else c for c in as_text(name))
+    return CONTROLS.sub(_written, as_text(name))
+
+
+def printable(text: str) -> str:
+    """Return lines that can be printed or put into a page, whatever the names and values in them hold."""
+    return "\n".join(CONTROLS.sub(_written, line) for line in text.split("\n"))
+
+
+def _written(control: re.Match[str]) -> str:
+    return ascii(control[0])[1:-1]
 
 
 def composed(name: str) -> str:
     """Return a name with its accents written in the one way, since systems write them in several."""
     return unicodedata.normalize("NFC", name)
+
+
+def class_name(text: str) -> str:
+    """Return the name of a class as models have it, however its accents are written."""
+    name = composed(shown(text))
+    return name.strip() or name
 
 
 def passing_bar(hidden: bool = False) -> Progress:

@@ -3,19 +3,18 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, cast
 
 import torch
 
-from edbl import config, presets
+from edbl import config, presets, users
 from edbl.config import option
 from edbl.data.augment import Transform
 from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.methods.base import Method
-from edbl.nets.backbones import BACKBONES
+from edbl.nets import named
 from edbl.rule import RULED, TaskFacts
 from edbl.schedule import FirstTask, Optim, Schedule
 
@@ -53,7 +52,11 @@ class ImageSettings:
 class NetSettings:
     """Which network."""
 
-    backbone: str = option("resnet32", "resnet32, resnet18, small, mlp or given")
+    backbone: str = option(
+        "resnet32",
+        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, timm:NAME, or what makes one, as in FILE.py:Net",
+    )
+    image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class EvaluationSettings:
     """How accuracy is measured."""
 
     nme_flips: bool = option(False, "average class means over exemplars and their mirror images, as iCaRL does")
+    task_aware: bool = option(False, "also measure accuracy among the classes of each image's own task")
+    every: int = option(0, "also measure accuracy after so many epochs within each phase; 0 means never", least=0)
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class Common:
         "default", "tuned", "paper", "quick", "photos-frozen", "photos-tuned", "photos-scratch", "samples"
     ] = option("default", "where values that are not given come from")
     by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
-    seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0)
-    memory: str = option("total=2000", "exemplars kept: total=K or per_class=k")
+    seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0, most=2**63)
+    memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
     precision: Literal["auto", "fp32", "bf16"] = option("auto", "of forward passes in training; auto: bf16 on a GPU")
     graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
@@ -88,15 +93,19 @@ class Common:
 
     def check(self) -> None:
         """Refuse what can be seen to be wrong without the data."""
-        if self.net.backbone not in BACKBONES:
-            raise unknown("backbone", self.net.backbone, BACKBONES)
+        named.check(self.net.backbone)
         if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
             raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
-        Budget.parse(self.memory)
         for key in self.by_rule:
             if key not in RULED:
                 raise unknown("setting in by_rule", key, RULED)
         check_text("file", self.method)
+        check_text("file", self.net.backbone)
+
+    def absolute(self) -> Self:
+        """Return the settings with whole paths of files with users' code, so that a run can go on from anywhere."""
+        net = replace(self.net, backbone=users.absolute(self.net.backbone))
+        return replace(self, method=users.absolute(self.method), net=net)
 
 
 @dataclass(frozen=True)
@@ -117,37 +126,54 @@ class Training(Common):
         return {**config.leaves(cast(type, cls.kind)), **config.leaves(method.Config, "options.")}
 
     @classmethod
+    def checked(cls, method: str, given: Values) -> dict[str, object]:
+        """Return some values for a method by full key, each as its setting's type."""
+        return check_values(given, cls.keys(method), method)
+
+    @classmethod
     def of(cls, *layers: Values, complete: bool = False) -> Self:
         """Return the training for values by dotted key, those of later layers winning.
 
         What is missing comes from the preset. With ``complete``, nothing of the first layer was missing when it was
         written; what is missing now is newer, and has its built-in default.
         """
-        found = cls.origins(*layers, complete=complete)
-        filled = {key: value for key, (value, _) in found.items()}
+        kind = find_method(_method_of(layers))
+        return cls.made(kind, {key: value for key, (value, _) in cls._origins(kind, layers, complete).items()})
+
+    @classmethod
+    def made(cls, kind: type[Method], filled: Values) -> Self:
+        """Return the training by a method for values by full key; what is missing has its built-in default."""
         common = config.build(cls.kind, {k: v for k, v in filled.items() if not k.startswith("options.")})
         common.check()
-        if missing := [key for key in common.by_rule if key not in filled]:
+        if missing := [key for key in common.by_rule if key not in cls._keys(kind)]:
             raise EdblError(f"by_rule names {missing[0]}, which {common.method} does not have; leave it out")
-        if common.method.endswith(".py"):  # so that the run can go on from anywhere
-            common = replace(common, method=str(Path(common.method).resolve()))
+        common = common.absolute()
+        users.trust(config.flatten(common))
+        if Budget.parse(common.memory).kind == "none" and kind.keeps in ("exemplars", "reservoir"):
+            able = sorted(name for name, one in methods().items() if one.keeps in ("none", "all images"))
+            raise EdblError(
+                f"{kind.name} learns from exemplars, so memory must not be none; of {', '.join(able)} it may be"
+            )
         own = {k: v for k, v in filled.items() if k.startswith("options.")}
-        options = config.build(find_method(common.method).Config, own, "options.")
+        options = config.build(kind.Config, own, "options.")
         return cls(**{f.name: getattr(common, f.name) for f in fields(common)}, options=options)
 
     @classmethod
     def origins(cls, *layers: Values, complete: bool = False) -> Origins:
         """Return every value by dotted key, and where it comes from: built in, data set, preset, or given."""
-        method = str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
-        kind = find_method(method)
+        return cls._origins(find_method(_method_of(layers)), layers, complete)
+
+    @classmethod
+    def _origins(cls, kind: type[Method], layers: Sequence[Values], complete: bool) -> Origins:
         known = cls._keys(kind)
-        given = [check_values(layer, known, method) for layer in layers]
+        given = [check_values(layer, known, _method_of(layers)) for layer in layers]
         cls.check_layers(given, complete)
         checked = {k: v for layer in given for k, v in layer.items()}
         found: Origins = {k: (leaf.default, "built in") for k, leaf in known.items()}
         found |= cls.of_data(found, checked)
         if not complete:
             found |= _of_preset(kind, found, checked, cls.facts(found, checked))
+            found |= cls.of_net({k: v for k, (v, _) in found.items()} | checked)
         ruled, origin = cast(tuple[tuple[str, ...], str], found["by_rule"])
         for layer in given:  # what a layer gives is not the rule's to say, unless the layer says so itself
             ruled = cast(Any, layer["by_rule"]) if "by_rule" in layer else tuple(k for k in ruled if k not in layer)
@@ -158,11 +184,21 @@ class Training(Common):
     @classmethod
     def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
         """Refuse what layers of values should not say; they have the types of their settings."""
+        given = {key: value for layer in layers[complete:] for key, value in layer.items()}
+        kind = given.get("optim.kind", "sgd")
+        if idle := [key for key in ("optim.momentum", "optim.nesterov") if key in given and kind != "sgd"]:
+            raise EdblError(f"{idle[0]} means nothing to optim.kind {kind}; leave it out")
 
     @classmethod
     def of_data(cls, found: Origins, given: Values) -> Origins:
         """Return the facts of the data set; a training has none."""
         return {}
+
+    @classmethod
+    def of_net(cls, values: Values) -> Origins:
+        """Return what a pretrained backbone expects of images."""
+        name = str(values["net.backbone"])
+        return {k: (v, f"backbone {name}") for k, v in named.defaults(name).items() if k in values}
 
     @classmethod
     def facts(cls, found: Origins, given: Values) -> presets.Facts:
@@ -188,17 +224,17 @@ class Training(Common):
         return config.flatten(self)
 
 
+def _method_of(layers: Sequence[Values]) -> str:
+    _refuse_objects(layers)
+    return str(next((layer["method"] for layer in reversed(layers) if "method" in layer), "edbl"))
+
+
 def _of_preset(method: type[Method], found: Origins, given: Values, facts: presets.Facts) -> Origins:
-    """Return the values of the preset, and milestones that move with given epochs."""
+    """Return the values of the preset, which knows none of the options that a user's own method declares."""
     usual = {k: v for k, (v, _) in found.items()}
     theirs = {k for k in usual if _declared_by_users(method.Config, k)}
-    paper = config.check(method.paper, Training._keys(method))
-    ours = presets.values(facts, paper, usual, theirs)
-    if "first.task_epochs" in given:  # the preset's milestones are those of its own epochs
-        ours.pop("first.task_milestones", None)
-    made: Origins = {k: (v, f"preset {facts.preset} ({why})") for k, (v, why) in ours.items()}
-    later = presets.moved(usual | {k: v for k, (v, _) in ours.items()}, given)
-    return made | {k: (v, "moved with the epochs") for k, v in later.items()}
+    paper = config.check(method.paper, Training._keys(method)) if facts.preset == "paper" else {}
+    return presets.values(facts, paper, usual, theirs, given)
 
 
 def _declared_by_users(options: type, key: str) -> bool:
@@ -210,13 +246,24 @@ def _declared_by_users(options: type, key: str) -> bool:
 
 def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
     """Return values by full key, each as its setting's type; an option of other methods is not taken for a typo."""
-    for key in values:
-        if key not in known and not config.ends(key, known):
-            options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
-            if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
-                raise EdblError(f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}")
-            raise config.unknown_key(key, known, command("list", "options", method))
-    return config.check(values, known)
+    try:
+        return config.check(values, known)
+    except config.UnknownKey as error:
+        key = error.key
+        options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
+        if owners := sorted(name for name, leaves in options.items() if config.ends(key, leaves)):
+            told = f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}"
+            raise config.UnknownKey(key, told) from error
+        raise config.unknown_key(key, known, command("list", "options", method)) from error
+
+
+def _refuse_objects(layers: Sequence[Values]) -> None:
+    """Refuse an object where a name should be: it may be given elsewhere."""
+    for key, value in ((key, value) for layer in layers for key, value in layer.items() if key in users.KEYS):
+        if not isinstance(value, str | int):
+            raise EdblError(
+                f"{key} is {config.shown(value)}; give it to `edbl.run(recipe, out, {users.KEYS[key]}=...)`"
+            )
 
 
 def check_text(what: str, name: str) -> None:

@@ -2,9 +2,11 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+
+import torch
 
 from edbl import store
 from edbl.app import bundle as disk
@@ -38,21 +40,16 @@ class Begun:
     train: list[int]  # rows to learn from
     held: list[int]  # rows to measure with
     moved: list[str]  # files of images that the model keeps as another class than they are given
+    asked: str  # digest of the request and of all images
 
-    def of(self, rows: Sequence[int]) -> list[str]:
-        """Return the class of each of some rows."""
-        return [self.names[self.labels[row]] for row in rows]
+    def images(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+        """Return the class of each image, and the file that it has if it is kept: of those to learn from, and held."""
+        every = [(self.names[label], f"{digest}.png") for label, digest in zip(self.labels, self.digests, strict=True)]
+        return [every[row] for row in self.train], [every[row] for row in self.held]
 
-    def files(self, rows: Sequence[int]) -> list[str]:
-        """Return the file that the image of each of some rows has, if it is kept."""
-        return [f"{self.digests[row]}.png" for row in rows]
 
-    def by_class(self, rows: Sequence[int]) -> dict[str, list[str]]:
-        """Return these files by class."""
-        found: dict[str, list[str]] = {}
-        for name, file in zip(self.of(rows), self.files(rows), strict=True):
-            found.setdefault(name, []).append(file)
-        return found
+class Complete(EdblError):
+    """What is asked for is what the model has just learnt."""
 
 
 def read(folder: Path) -> Begun | None:
@@ -77,7 +74,7 @@ def unusable(folder: Path) -> EdblError:
     )
 
 
-def begin(folder: Path, request: Request, base: Contents | None, device: str, say: Say) -> Begun:
+def begin(folder: Path, request: Request, base: Contents | None, device: torch.device, say: Say) -> Begun:
     """Read all photos, and choose what to learn from and what to hold out."""
     found, notes = photos.find([Path(name) for name in request.folders])
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
@@ -95,9 +92,8 @@ def begin(folder: Path, request: Request, base: Contents | None, device: str, sa
 
 def drop(folder: Path, say: Say) -> None:
     """Drop what was begun, if anything was, and say so."""
-    if disk.begun(folder):
+    if disk.discard(folder):
         say("the increment that was begun is dropped")
-    disk.discard(folder)
 
 
 def _read(
@@ -119,6 +115,10 @@ def _read(
     readable = {label for label, d in zip(labels, digests, strict=True) if d}
     if empty := [name for name in names if number[name] not in readable]:
         raise EdblError(f"class '{empty[0]}' has no image that can be read; add some or remove its folder")
+    given = sorted((photo.name, digest) for photo, digest in zip(found, digests, strict=True))
+    asked = hashlib.sha256(repr((replace(request, folders=[]), given)).encode()).hexdigest()
+    if base and base.bundle.history[-1].asked == asked:
+        raise Complete(f"that increment is complete: {command('info', folder)} shows it")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
     train, held = _split(names, labels, digests, settings, base)
@@ -139,6 +139,7 @@ def _read(
         train=train,
         held=held,
         moved=moved,
+        asked=asked,
     )
     store.save(place, NAME, begun)
     return begun

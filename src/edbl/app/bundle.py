@@ -21,14 +21,14 @@ from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from edbl import store
-from edbl.app.photos import digest, stack
+from edbl import store, users
+from edbl.app.photos import digest
 from edbl.data.folder import Pixels
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError, command
 from edbl.methods import methods
 from edbl.nets.backbones import BACKBONES
-from edbl.text import count
+from edbl.text import class_name, count
 
 NAME, FORMAT = "model", 1  # of the entry
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
@@ -109,6 +109,7 @@ class Event:
     scores: dict[str, Score]  # of each class of the model after it, over its held-out images
     before: dict[str, Score]  # of each class before it, and
     after: dict[str, Score]  # after it, over the same images
+    asked: str = ""  # digest of what was asked for, and of all images that were given
 
     def total(self, names: Sequence[str] | None = None) -> Score:
         """Return the score over some classes, or all."""
@@ -192,8 +193,8 @@ def begun(folder: Path) -> bool:
 
 
 def foreign(settings: Settings) -> bool:
-    """Tell whether a method is none of this package's: what is in a file of its own would run when it is opened."""
-    return settings.method not in methods() or "method" in settings.given
+    """Tell whether a method or a net is none of this package's: a file of its own would run when it is opened."""
+    return settings.method not in methods() or "method" in settings.given or bool(users.files(settings.given))
 
 
 def _missing(folder: Path) -> EdblError:
@@ -213,11 +214,7 @@ def read(folder: Path) -> Bundle:
     """Return what a model's folder says of it, every value checked: it may come from anywhere."""
     if not exists(folder):
         raise _missing(folder)
-    for name in (EXEMPLARS, VALIDATION, INCREMENT):
-        if (folder / name).is_symlink():
-            raise EdblError(
-                f"{folder / name} is a link, and a model keeps its files itself; put the folder in its place"
-            )
+    store.refuse_links(folder)
     try:
         entry = store.read(folder, NAME, Bundle, FORMAT)
     except store.Damaged as error:
@@ -232,10 +229,12 @@ def read(folder: Path) -> Bundle:
 def _fault(bundle: Bundle) -> str:
     """Return what is wrong with values that are of the right types, if anything is."""
     settings, names = bundle.settings, bundle.names
-    if foreign(settings) or bundle.recipe.get("method") != settings.method:
-        return "its method is none of edbl's own, or its recipe has another"
+    if foreign(settings) or users.files(bundle.recipe) or bundle.recipe.get("method") != settings.method:
+        return "its method or its net is none of edbl's own, or its recipe has another"
     if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
         return "its classes do not fit the sizes of its increments"
+    if odd := [name for name in names if class_name(name) != name]:
+        return f"{odd[0]!r} is no name of a class"
     if bad := [file for kind in (EXEMPLARS, VALIDATION) for file in bundle.files(kind) if not IMAGE.fullmatch(file)]:
         return f"{bad[0]!r} is no name of an image"
     if not bundle.history or bundle.history[-1].scores.keys() != set(names):
@@ -278,7 +277,7 @@ def _tidy(folder: Path, bundle: Bundle) -> None:
     """Remove images that the model does not refer to."""
     for path in orphans(folder, bundle):
         try:
-            path.unlink(missing_ok=True)
+            store.delete(path.parent, [path.name])
         except OSError as error:
             raise EdblError(
                 f"{path}, an image that the model does not keep any more, cannot be removed: {error.strerror}\n"
@@ -305,22 +304,22 @@ def strangers(folder: Path) -> list[Path]:
 def _abandoned(folder: Path) -> bool:
     """Tell whether photos were being read for an increment that was not begun in the end."""
     place = folder / INCREMENT
-    return place.is_dir() and not place.is_symlink() and not begun(folder) and not strangers(folder)
+    return place.is_dir() and not begun(folder) and not strangers(folder)
 
 
-def discard(folder: Path) -> None:
-    """Drop a begun increment and, if it was the first, what it has put in its place already."""
+def discard(folder: Path) -> bool:
+    """Drop a begun increment and, if it was the first, what it has put in its place already; tell whether one was."""
+    found = begun(folder)
     shutil.rmtree(folder / INCREMENT, ignore_errors=True)
     if exists(folder):
-        return
-    (folder / NEW).unlink(missing_ok=True)
+        return found
+    store.delete(folder.resolve(), [NEW])
     for place in (folder / EXEMPLARS, folder / VALIDATION):
-        if place.is_dir() and not place.is_symlink():
-            for path in place.iterdir():
-                if IMAGE.fullmatch(path.name):
-                    path.unlink()
+        if place.is_dir():
+            store.delete(place, [path.name for path in place.iterdir() if IMAGE.fullmatch(path.name)])
             with suppress(OSError):
                 place.rmdir()
+    return found
 
 
 @dataclass(frozen=True)
@@ -333,8 +332,9 @@ class Contents:
 
     def pixels(self, kind: str) -> Tensor:
         """Return the exemplars or the held-out images, class by class, ``[n, 3, size, size]``."""
-        names = self.bundle.files(kind)
-        return torch.from_numpy(stack([self.images[name] for name in names], self.bundle.settings.image_size))
+        size = self.bundle.settings.image_size
+        pixels = [self.images[name] for name in self.bundle.files(kind)]
+        return torch.from_numpy(np.array(pixels, np.uint8).reshape(-1, 3, size, size))
 
 
 def load(
@@ -393,8 +393,9 @@ def memory_bytes(folder: Path, bundle: Bundle) -> int:
     """Return the size of the exemplars on disk: images and, where the backbone is frozen, their features."""
     paths = [folder / EXEMPLARS / name for name in set(bundle.files(EXEMPLARS))]
     size = sum(path.stat().st_size for path in paths if path.is_file())
-    with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as file:
-        size += file.get_tensor(FEATURES[EXEMPLARS]).nbytes  # an error where it learns from pixels
+    if (folder / WEIGHTS).is_file():
+        with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as file:
+            size += file.get_tensor(FEATURES[EXEMPLARS]).nbytes  # an error where it learns from pixels
     return size
 
 

@@ -6,18 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from edbl.app import bundle as disk
-from edbl.app import photos
 from edbl.app.begin import now
 from edbl.app.bundle import Bundle, Event, Score
 from edbl.app.inputs import inputs_of
 from edbl.app.learn import better, measure
 from edbl.app.opening import held_out, leave_out, open_model
 from edbl.errors import EdblError, unknown
+from edbl.text import class_name
 
 
 def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
     """Remove classes with all their images, and return what is left."""
-    names = [photos.class_name(name) for name in names]
+    names = [class_name(name) for name in names]
     with disk.changing(folder) as found:
         started = time.monotonic()
         for name in names:
@@ -60,7 +60,7 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
 
 def rename(folder: Path, old: str, new: str) -> Bundle:
     """Give a class another name, in the model's history too."""
-    old, new = photos.class_name(old), photos.class_name(new)
+    old, new = class_name(old), class_name(new)
     with disk.changing(folder) as found:
         contents = disk.load(folder, bundle=found)
         bundle = contents.bundle

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import edbl
-from edbl import config, store
+from edbl import config, store, users
 from edbl.app.model import Model
 from edbl.app.samples import Array, Pictures, Vectors
 from edbl.engine import environment
@@ -28,11 +28,13 @@ from edbl.errors import EdblError
 from edbl.recipe import OF_RUNS
 from edbl.schedule import Schedule
 from edbl.store import Damaged
-from edbl.training import MOST_PAD, Training, check_values
+from edbl.training import MOST_PAD, Training
 
 NAME, FORMAT = "estimator", 1  # of a saved estimator
 MANY = 10_000  # samples of one call from which batches are of 128, not of 32
 SMALL = 16  # pixels: side of images up to which the net is `small`
+GIVEN = "given"  # the backbone of vectors that are features already
+UNIT_RATE = 6.0  # learning rate for features of length 1, as models of photos have it
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
@@ -114,7 +116,7 @@ class _Learnt:
         model, old = _build(recipe, read, progress), self.model
         try:
             model.load(old.tensors(), _names(len(self.labels)), old.sizes)
-        except RuntimeError as error:
+        except ValueError as error:
             raise ValueError("options do not fit the net as it was learnt; call fit to begin anew") from error
         model.increments, model.seen_images = old.increments, old.seen_images
         return model
@@ -126,8 +128,8 @@ def _names(count: int) -> list[str]:
 
 
 def _build(recipe: Training, read: Vectors | Pictures, progress: Progress) -> Model:
-    transform = recipe.data.transform(environment.pick_device(recipe.device))
-    return Model(recipe, read.shape, transform, progress=progress)
+    device = environment.pick_device(recipe.device)
+    return Model(recipe, read.shape, recipe.data.transform(device), device, progress=progress)
 
 
 def _numbered(known: Array, y: Array) -> tuple[Array, Array]:
@@ -160,7 +162,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     - ``backbone``: the net; ``auto`` is ``mlp`` for vectors, ``small`` or ``resnet32`` for images
     - ``epochs``: passes over the samples of a call; None means 30; a method's further phases get longer or shorter too
     - ``batch_size``: samples in a batch; None means 32, or 128 in a call with 10,000 samples or more
-    - ``learning_rate``: at first; None means 0.1; that of a method's further phases goes along
+    - ``learning_rate``: at first; None means 0.1; for ``given`` 6 over the mean square length; further phases' too
     - ``options``: other settings by recipe key, such as ``{"optim.weight_decay": 1e-3}``
     - ``device``: ``auto``, ``cpu`` or ``cuda``
     - ``random_state``: a number for the same results each time
@@ -230,7 +232,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         x, y = self._read(X, y, None if old is None else old.input)
         check_classification_targets(y)
         if old is None:
-            read = Vectors.first(x) if x.ndim == 2 else Pictures.first(x)
+            read = Vectors.first(x, self.backbone == GIVEN) if x.ndim == 2 else Pictures.first(x)
             seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         else:
             read, seed = old.input.later(x), old.model.learner.training.seed
@@ -242,7 +244,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             shown = Bars(Console(stderr=True))
         with shown as progress:
             try:
-                model = self._model(read, len(x), seed, old, progress)
+                model = self._model(read, samples, seed, old, progress)
                 model.memory.budget.check(len(labels))
             except EdblError as error:
                 raise ValueError(str(error)) from error
@@ -256,9 +258,9 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _model(
-        self, read: Vectors | Pictures, samples: int, seed: int, old: _Learnt | None, progress: Progress
+        self, read: Vectors | Pictures, samples: Tensor, seed: int, old: _Learnt | None, progress: Progress
     ) -> Model:
-        """Return a model that can learn from so many samples, after what was learnt before."""
+        """Return a model that can learn from samples, after what was learnt before."""
         recipe = self._training(read, samples, seed)
         if old is None:
             return _build(recipe, read, progress)
@@ -269,8 +271,8 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 raise ValueError(f"{what} was '{was}' and is '{now}' now; call fit to begin anew with it")
         return old.again(recipe, read, progress)
 
-    def _training(self, read: Vectors | Pictures, samples: int, seed: int) -> Training:
-        """Return the recipe for learning from so many samples."""
+    def _training(self, read: Vectors | Pictures, samples: Tensor, seed: int) -> Training:
+        """Return the recipe for learning from samples."""
         if not isinstance(self.method, str):
             raise ValueError(f"method {self.method!r} is not the name of a method, nor a path")
         given_options = {} if self.options is None else self.options
@@ -280,7 +282,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         for key in given_options:
             if key == "preset" or (not config.ends(key, known) and config.ends(key, OF_RUNS)):
                 raise ValueError(f"'{key}' has no effect here: samples are those that are given; leave it out")
-        options = check_values(given_options, known, self.method)
+        options = Training.checked(self.method, given_options)
         for key in sorted(PARAMETERS.keys() & options.keys()):
             raise ValueError(f"'{key}' is no option here; it is the parameter {PARAMETERS[key]}")
         _choice("readout", self.readout, READOUTS)
@@ -289,8 +291,8 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if backbone == "auto":
             backbone = "mlp" if vectors else "small" if max(read.shape[1:]) <= SMALL else "resnet32"
         if vectors:
-            _choice("backbone for vectors", backbone, ("mlp", "given"))
-        batch = self._value("batch_size", "optim.batch", 128 if samples >= MANY else 32)
+            _choice("backbone for vectors", backbone, ("mlp", GIVEN))
+        batch = self._value("batch_size", "optim.batch", 128 if len(samples) >= MANY else 32)
         given: dict[str, object] = {
             "method": self.method,
             "preset": "samples",
@@ -306,7 +308,11 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             given["options.min_old"] = max(1, batch // 4)
         usual = Training.of(given)
         epochs = self._value("epochs", "schedule.epochs", usual.schedule.epochs)
-        rate = self._value("learning_rate", "schedule.lr", usual.schedule.lr)
+        # The gradient of a linear layer grows with the square of its input's length.
+        own = usual.schedule.lr
+        if backbone == GIVEN:
+            own = UNIT_RATE / max(float(samples.square().sum(1).mean()), 1e-6)
+        rate = self._value("learning_rate", "schedule.lr", own)
         further = {f"options.{f.name}.": getattr(usual.options, f.name) for f in fields(cast(Any, usual.options))}
         for prefix, schedule in {"schedule.": usual.schedule, **further}.items():
             if isinstance(schedule, Schedule):
@@ -349,6 +355,8 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         _choice("readout", self.readout, READOUTS)
         learnt = self._learnt
+        if self.readout == "nme" and not len(learnt.model.memory):
+            raise ValueError("there are no exemplars, whose means readout 'nme' asks; use 'cnn'")
         x = learnt.input.tensor(self._read(X, "no_validation", learnt.input)[0])
         filled = functional.pad(x, (0, 0, 0, -len(x) % ROWS)) if x.ndim == 2 else x
         model = learnt.model
@@ -411,17 +419,17 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise _damaged(folder, f"{error.file}: {error.why}") from error
         if "method" not in file.learnt.recipe:
             raise _damaged(folder, "its recipe names no method")
-        method = str(file.learnt.recipe["method"])
-        own = method.endswith(".py")
-        if own and "method" not in parameters:
-            raise EdblError(
-                f"the estimator in '{folder}' learns by a method of its own, {method}; "
-                "give that file, if you trust it, as load(path, method=FILE)"
-            )
+        own = users.files(file.learnt.recipe)
+        for key, name in {**users.files(file.parameters), **own}.items():
+            if (word := users.KEYS[key]) not in parameters:
+                raise EdblError(
+                    f"the estimator in '{folder}' learns by a {word} of its own, {name}; "
+                    f"give that file, if you trust it, as load(path, {word}=FILE)"
+                )
         if odd := sorted(file.parameters.keys() - cls._get_param_names()):
             raise _damaged(folder, f"it has no parameter '{odd[0]}'")
         found = cls(**{**file.parameters, **parameters})
-        given = {"device": found.device} | ({"method": found.method} if own else {})
+        given = {"device": found.device} | {key: getattr(found, users.KEYS[key]) for key in own}
         try:
             found._learnt = _Learnt.unpack(file.learnt, tensors, given)
         except (KeyError, RuntimeError, TypeError, ValueError, IndexError) as error:

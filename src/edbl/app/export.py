@@ -20,11 +20,14 @@ from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
 from edbl.methods.base import Method
+from edbl.methods.closed import ClosedForm
 from edbl.methods.der_net import ExpandingNet
+from edbl.methods.foster import FosterNet
 from edbl.nets.backbones import ResNet
+from edbl.nets.closed import rooted
 from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
 from edbl.nets.net import Head, LinearHead, Net
-from edbl.store import write_atomic
+from edbl.store import write_output
 
 FORMAT = "1"  # of the metadata
 TOLERANCE = 1e-4  # most by which an output may differ from the model's own
@@ -42,7 +45,8 @@ class Scorer(NamedTuple):
     weight: Tensor  # [classes * rows, width]
     bias: Tensor  # [classes * rows]
     unit: bool  # of features that are made unit vectors
-    rows: int  # for each class; more than one are weighted by their softmax
+    rows: int = 1  # for each class; more than one are weighted by their softmax
+    root: bool = False  # of the square roots of features
 
 
 class Served(nn.Module):
@@ -68,8 +72,8 @@ class Served(nn.Module):
         if pixels is not None:
             self.register_buffer("mean", pixels.mean.clone())
             self.register_buffer("std", pixels.std.clone())
-        scorer = _scorer(net.head)
-        self.unit, self.rows = scorer.unit, scorer.rows
+        scorer = _scorer(model.method, net.head)
+        self.unit, self.rows, self.root = scorer.unit, scorer.rows, scorer.root
         self.register_buffer("weight", scorer.weight)
         self.register_buffer("bias", scorer.bias)
         means = class_means(model.memory, model.learner.features, model.learner.training.evaluation.nme_flips)
@@ -89,7 +93,8 @@ class Served(nn.Module):
         features = [part(x) for part in self.parts]
         joined = features[0] if len(features) == 1 else torch.cat(features, 1)
         unit = F.normalize(joined)
-        logits = F.linear(unit if self.unit else joined, self.weight, self.bias)
+        vectors = rooted(joined, self.unit) if self.root else unit if self.unit else joined
+        logits = F.linear(vectors, self.weight, self.bias)
         if self.rows > 1:
             similarity = logits.unflatten(1, (-1, self.rows))
             logits = (similarity.softmax(2) * similarity).sum(2)
@@ -97,7 +102,9 @@ class Served(nn.Module):
 
 
 @torch.no_grad()
-def _scorer(head: Head) -> Scorer:
+def _scorer(method: Method, head: Head) -> Scorer:
+    if isinstance(method, ClosedForm):
+        return Scorer(method.weight, method.bias, method.config.unit, root=True)
     if type(head) in (LinearHead, CorrectedHead):
         assert isinstance(head, LinearHead)
         weight, bias = head.weight.clone(), head.bias.clone()
@@ -106,7 +113,7 @@ def _scorer(head: Head) -> Scorer:
             old = head.classes - head.sizes[-1]
             weight[old:] *= beta
             bias[old:] = beta * bias[old:] + gamma
-        return Scorer(weight, bias, unit=False, rows=1)
+        return Scorer(weight, bias, unit=False)
     if isinstance(head, CosineHead | ProxyHead):
         rows = F.normalize(torch.cat([head.old, head.weight]))
         scale, shift = (head.scale, 0.0) if isinstance(head, CosineHead) else (2.0, -2.0)
@@ -155,7 +162,7 @@ def export(
             f"the exported net differs from the model by {worst:.2g} on its exemplars, where {TOLERANCE} is allowed; "
             f"{path} was not written"
         )
-    write_atomic(path, data)
+    write_output(path, data)
     return worst
 
 
@@ -195,7 +202,7 @@ def _refuse_model(model: Model) -> None:
     if not model.names:
         raise EdblError("the model has no class yet; let it learn some before it is exported")
     method, net = type(model.method), model.learner.net
-    if type(net) not in (Net, ExpandingNet) or method.scores is not Method.scores:
+    if type(net) not in (Net, ExpandingNet, FosterNet) or method.scores not in (Method.scores, ClosedForm.scores):
         raise EdblError(f"models of method {method.name} cannot be exported: it has a net or a read-out of its own")
 
 

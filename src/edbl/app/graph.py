@@ -299,6 +299,7 @@ def _gelu(graph: Graph, call: Call) -> str:
 
 
 TRANSLATIONS: Mapping[str, Translation] = {
+    "abs": _node("Abs"),
     "adaptive_avg_pool2d": _global_pool,
     "add": _node("Add", "self", "other", alpha=1),
     "avg_pool2d": _average_pool,
@@ -334,11 +335,13 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "scaled_dot_product_attention": _attention,
     "select": _select,
     "sigmoid": _node("Sigmoid"),
+    "sign": _node("Sign"),
     "silu": _silu,
     "slice": _slice,
     "softmax": _softmax,
     "split": _split,
     "split_with_sizes": _split,
+    "sqrt": _node("Sqrt"),
     "squeeze": _reshape,
     "sub": _node("Sub", "self", "other", alpha=1),
     "sum": _sum,

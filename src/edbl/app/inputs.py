@@ -9,27 +9,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from edbl import config, store
-from edbl.app import extractor, photos
+from edbl.app import photos
 from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings
-from edbl.app.extractor import SCRATCH, Pretrained
 from edbl.app.model import Model
 from edbl.app.photos import Array
 from edbl.data.augment import Views
 from edbl.data.datasets import IMAGENET_MEAN, IMAGENET_STD
 from edbl.data.folder import Pixels as Image
-from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods import find_method
+from edbl.methods.closed import ClosedForm
+from edbl.nets import pretrained
 from edbl.nets.backbones import Backbone, Foreign
+from edbl.nets.pretrained import SCRATCH, Pretrained
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
 from edbl.text import bar
@@ -79,10 +80,12 @@ class Inputs(Protocol):
     def training(self, images: int, x: Tensor | None = None) -> Training:
         """Return the recipe of an increment that learns from so many images, exemplars among them; ``x`` is the new."""
 
-    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
         """Return a model that has learnt nothing yet."""
 
-    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+    def seen(
+        self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
+    ) -> Tensor:
         """Return photos of an increment, to learn from or held out; what took time is kept in the folder ``place``."""
 
     def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
@@ -115,9 +118,9 @@ def inputs_of(settings: Settings) -> Inputs:
     return Features(settings) if settings.tune == "head" else Pixels(settings)
 
 
-def pretrained(backbone: str) -> Pretrained | None:
+def network(backbone: str) -> Pretrained | None:
     """Return what is known of a pretrained backbone; None for one that learns from scratch."""
-    return None if backbone in SCRATCH else extractor.find(backbone)
+    return None if backbone in SCRATCH else pretrained.find(backbone)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class Pixels:
     def completed(self) -> Settings:
         """Refuse a method that looks into a net that shows nothing."""
         s = self.settings
-        if find_method(s.method).needs == "blocks" and s.backbone.startswith(extractor.TIMM):
+        if find_method(s.method).needs == "blocks" and s.backbone.startswith(pretrained.TIMM):
             raise EdblError(
                 f"{s.method} looks into its net, which one of timm does not let it; use another method or backbone"
             )
@@ -148,16 +151,15 @@ class Pixels:
 
     def training(self, images: int, x: Tensor | None = None) -> Training:
         """Choose by whether the backbone begins from scratch."""
-        found = pretrained(self.settings.backbone)
+        found = network(self.settings.backbone)
         if found is None:
             return _training(self.settings, "photos-scratch", images, {"net.backbone": self.settings.backbone})
         # The net is given when the model is made; its name is one that recipes know.
         return _training(self.settings, "photos-tuned", images, {"net.backbone": "resnet32", **_expected(found)})
 
-    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
         """Build the backbone, or take the pretrained one."""
-        made = _on(made, device)
-        found, side = pretrained(self.settings.backbone), self.settings.image_size
+        found, side = network(self.settings.backbone), self.settings.image_size
 
         def make(generator: Generator) -> Backbone:
             backbone = cast(Pretrained, found).load()
@@ -165,11 +167,13 @@ class Pixels:
                 backbone.last_relu = find_method(made.method).last_relu
             return backbone
 
-        transform = made.data.transform(pick_device(device))
         shape = torch.Size((3, side, side))
-        return Model(made, shape, transform, progress=progress, make=None if found is None else make)
+        transform = made.data.transform(device)
+        return Model(made, shape, transform, device, progress=progress, make=None if found is None else make)
 
-    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+    def seen(
+        self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
+    ) -> Tensor:
         """Return the photos themselves."""
         return torch.from_numpy(pixels[np.array(rows, dtype=np.int64)])
 
@@ -192,7 +196,7 @@ class Pixels:
 
     def files(self, memory: Memory, named: Iterable[tuple[Tensor, Sequence[str]]]) -> list[list[str]]:
         """Name exemplars by their pixels."""
-        return [photos.files(images.x.cpu().numpy()) for images in memory.classes]
+        return photos.files([images.x.cpu().numpy() for images in memory.classes])
 
     def images(self, files: Sequence[Sequence[str]], memory: Memory) -> dict[str, Image]:
         """Return all exemplars."""
@@ -221,7 +225,7 @@ class Features:
     @property
     def backbone(self) -> Pretrained:
         """What is known of the backbone."""
-        return extractor.find(self.settings.backbone)
+        return pretrained.find(self.settings.backbone)
 
     def completed(self) -> Settings:
         """Note which backbone it is; refuse a method that needs more than features."""
@@ -230,7 +234,8 @@ class Features:
                 f"{self.settings.method} needs the pixels or the inner layers of its net, which a frozen backbone does "
                 "not give it\nuse tune=all, or another method"
             )
-        return replace(self.settings, copies=COPIES, backbone_weights=self.backbone.digest)
+        copies = 0 if issubclass(find_method(self.settings.method), ClosedForm) else COPIES
+        return replace(self.settings, copies=copies, backbone_weights=self.backbone.digest)
 
     def check(self) -> None:
         """Compare checksums: the backbone is not in the model."""
@@ -252,11 +257,13 @@ class Features:
             self.settings, "photos-frozen", images, {"net.backbone": "given", **_expected(self.backbone)}, length
         )
 
-    def model(self, made: Training, device: str, progress: Progress | None = None) -> Model:
+    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
         """Build a head for vectors."""
-        return Model(_on(made, device), (self.backbone.width,), Views(), progress=progress)
+        return Model(made, (self.backbone.width,), Views(), device, progress=progress)
 
-    def seen(self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: str) -> Tensor:
+    def seen(
+        self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
+    ) -> Tensor:
         """Compute features, of changed copies too to learn from, and keep each part of them once it is there."""
         self.check()
         copies = self.settings.copies if kind == "train" else 0
@@ -267,10 +274,11 @@ class Features:
                 chosen, name = rows[part : part + PART], f"{kind}-{part}"
                 found = store.find(place, name, dict[str, object])
                 views = found[1].get("views") if found else None
-                if views is None or views.shape != (len(chosen), 1 + copies, self.backbone.width):
+                shape = len(chosen), 1 + copies, self.backbone.width
+                if views is None or views.shape != shape or views.dtype != torch.float16:
                     generator = seeds.generator(CPU, "views", number, kind, part)
                     x = torch.from_numpy(pixels[np.array(chosen)])
-                    views = self.backbone.views(x, copies, generator, partial(_add, say, part), pick_device(device))
+                    views = self.backbone.views(x, copies, generator, partial(_add, say, part), device)
                     store.save(place, name, {}, {"views": views})
                 say(part + len(chosen))
                 parts.append(views)
@@ -330,7 +338,8 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
-    origins, pace = Training.origins({"method": settings.method, "preset": preset}), PACES[preset]
+    kind, pace = find_method(settings.method), PACES[preset]
+    origins = Training.origins({"method": settings.method, "preset": preset})
     usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
     batch = min(usual["optim.batch"], max(2, images))
     epochs = min(max(pace.least, math.ceil(pace.steps / max(1, images // batch))), pace.most)
@@ -348,24 +357,19 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         "options.min_old": max(1, batch // 4),
         **own,
     }
-    for item in fields(find_method(settings.method).Config):
+    for item in fields(kind.Config):
         if isinstance(item.default, Schedule):  # a further phase
             shorter = item.default.scaled(max(1, min(item.default.epochs, epochs // 2)))
             if item.name == "balance":
                 shorter = Schedule(shorter.epochs, usual["options.balance.lr"] / length**2, (), shape="cosine")
             values |= config.flatten(shorter, f"options.{item.name}.")
-    made = Training.of({k: v for k, v in values.items() if k in usual} | settings.given)
-    made.data.check(channels=3)
-    return made
+    ours = {k: v for k, v in values.items() if k in usual}
+    return Training.made(kind, usual | ours | settings.given)
 
 
 def _expected(found: Pretrained) -> dict[str, object]:
     """Return what a pretrained network expects of images, by recipe key."""
     return {"data.mean": tuple(found.mean), "data.std": tuple(found.std)}
-
-
-def _on(made: Training, device: str) -> Training:
-    return replace(made, device=cast(Literal["auto", "cpu", "cuda"], device))
 
 
 def _add(say: Callable[[int], None], before: int, done: int) -> None:

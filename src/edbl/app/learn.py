@@ -1,13 +1,14 @@
 """One increment: it reads photos, learns, and commits the new model; killed at any moment, it can go on."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from edbl.app import begin, photos
@@ -18,7 +19,6 @@ from edbl.app.bundle import (
     EXEMPLARS,
     IMAGES,
     INCREMENT,
-    VALIDATION,
     VIEWS,
     Bundle,
     Contents,
@@ -36,7 +36,7 @@ from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.store import LOCK
+from edbl.store import LOCK, lock, refuse_links
 from edbl.text import count, shown
 from edbl.training import Training
 
@@ -52,12 +52,13 @@ def increment(
     The model is locked meanwhile.
     """
     request.check()
-    pick_device(device)
+    where = pick_device(device)
     there = folder.exists()
     made = _make(folder, request)
-    with disk.locked(folder) as found:
+    with lock(folder):
+        found = disk.heal(folder)
         try:
-            yield _begin(folder, request, load(folder, found) if found else None, device, discard, say)
+            yield _begin(folder, request, load(folder, found) if found else None, where, discard, say)
         finally:  # still locked: else what lies there might be another process's
             if made and not disk.exists(folder) and not disk.begun(folder):
                 disk.discard(folder)
@@ -71,6 +72,7 @@ def _make(folder: Path, request: Request) -> bool:
     """Make the folder of a new model, or see that it is one; tell whether it is new."""
     if folder.exists() and not folder.is_dir():
         raise EdblError(f"{folder} is a file; give the name of a model, or of a folder that does not exist yet")
+    refuse_links(folder)
     there = disk.exists(folder) or disk.begun(folder)
     if others := _others(folder, there):
         raise EdblError(
@@ -103,7 +105,7 @@ def _others(folder: Path, there: bool) -> list[Path]:
 
 
 def _begin(
-    folder: Path, request: Request, base: Contents | None, device: str, discard: bool, say: Say
+    folder: Path, request: Request, base: Contents | None, device: torch.device, discard: bool, say: Say
 ) -> "Increment | None":
     if discard:
         if not request.folders and request != Request():
@@ -124,7 +126,11 @@ def _begin(
     if begun is None:
         if not request.folders:
             raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
-        begun = begin.begin(folder, request, base, device, say)
+        try:
+            begun = begin.begin(folder, request, base, device, say)
+        except begin.Complete as error:
+            say(str(error))
+            return None
     elif not _same(request, begun.request):
         raise EdblError(
             f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
@@ -159,18 +165,21 @@ class Increment:
     train: Tensor  # images to learn from and
     held: Tensor  # to measure with, as the model takes them
 
-    def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: str) -> None:
+    def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device) -> None:
         self.folder = folder
         self.place = folder / INCREMENT
         self.begun = begun
-        self.base = leave_out(base, images=begun.moved) if base else None
+        self.learnt, self.measured = begun.images()
+        self.base = leave_out(base, images=begun.moved) if base and begun.moved else base
         self.device = device
         self.inputs = inputs_of(begun.settings)
         self.started = time.monotonic()
         n, side = len(begun.labels), begun.settings.image_size
         try:
-            pixels = np.load(self.place / IMAGES, mmap_mode="c", allow_pickle=False)
-        except (OSError, ValueError) as error:
+            if not (self.place / IMAGES).is_file():  # a pipe would be waited for
+                raise begin.unusable(folder)
+            pixels = np.lib.format.open_memmap(self.place / IMAGES, mode="c")
+        except (OSError, ValueError, OverflowError) as error:
             raise begin.unusable(folder) from error
         if pixels.shape != (n, 3, side, side) or pixels.dtype != np.uint8:
             raise begin.unusable(folder)
@@ -194,15 +203,15 @@ class Increment:
     def learn(self, progress: Progress) -> Contents:
         """Learn and measure, and return the new model, which is not on disk yet."""
         begun, base = self.begun, self.base
-        exemplars = base.bundle.files(EXEMPLARS) if base else []
-        made_by = self.inputs.training(len(self.train) + len(exemplars), self.train)
+        exemplars = sum(len(known.exemplars) for known in base.bundle.classes) if base else 0
+        made_by = self.inputs.training(len(self.train) + exemplars, self.train)
         model = self.inputs.model(made_by, self.device, progress)
-        old = list(base.bundle.names) if base else []
         kept, kept_labels = held_out(self.inputs, base) if base else (self.inputs.none(), list[str]())
         if base:
             restore(self.folder, self.inputs, model, base)
+        old = list(model.names)
         before = measure(model, kept, kept_labels)
-        names, held_labels = begun.of(begun.train), begun.of(begun.held)
+        names, held_labels = ([name for name, _ in pairs] for pairs in (self.learnt, self.measured))
         new = [name for name in begun.names if name not in old]
         self._train(model, names, progress, new=bool(new), first=not old)
         progress.busy("measuring")
@@ -218,6 +227,7 @@ class Increment:
             scores=measure(model, self.held, held_labels, after),
             before={name: before[name] for name in old},
             after={name: after[name] for name in old},
+            asked=begun.asked,
         )
         made = self._bundle(model, made_by, new, event)
         held = chain(zip(kept_labels, kept, strict=True), zip(held_labels, self.held, strict=True))
@@ -245,7 +255,7 @@ class Increment:
         """Return what is to be said of the new model."""
         begun, base = self.begun, self.base
         known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
-        learnt, held = begun.by_class(begun.train), begun.by_class(begun.held)
+        learnt, held = _by_class(self.learnt), _by_class(self.measured)
         below = begin.held_below(begun.settings, base, learnt)
         for name, exemplars in zip(model.names, self.inputs.files(model.memory, self._named()), strict=True):
             entry = known.setdefault(name, Known(name, learnt=event.date))
@@ -267,16 +277,24 @@ class Increment:
 
     def _named(self) -> Iterator[tuple[Tensor, list[str]]]:
         """Yield the images that may be exemplars now, with their files."""
-        yield self.train, self.begun.files(self.begun.train)
+        yield self.train, [file for _, file in self.learnt]
         if self.base:
             yield self.inputs.kept(self.base, EXEMPLARS), self.base.bundle.files(EXEMPLARS)
 
     def _images(self, model: Model, made: Bundle) -> dict[str, Pixels]:
         """Return the images that the new model keeps, by file name."""
-        kept = set(made.files(EXEMPLARS)) | set(made.files(VALIDATION))
-        rows = zip(self.begun.files(range(len(self.pixels))), self.pixels, strict=True)
-        images = {file: pixels for file, pixels in rows if file in kept}
+        kept = {file for known in made.classes for file in known.exemplars + known.validation}
+        rows = zip(self.begun.train + self.begun.held, self.learnt + self.measured, strict=True)
+        images = {file: self.pixels[row] for row, (_, file) in rows if file in kept}
         return images | self.inputs.images([known.exemplars for known in made.classes], model.memory)
+
+
+def _by_class(images: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the files of images by class."""
+    found: dict[str, list[str]] = {}
+    for name, file in images:
+        found.setdefault(name, []).append(file)
+    return found
 
 
 def measure(
@@ -292,8 +310,6 @@ def measure(
     return scores
 
 
-def better(score: Score, own: Readout) -> Readout:
+def better(score: Score, own: str) -> Readout:
     """Return the read-out with more right answers; the method's own where they are equal."""
-    if score.cnn == score.nme:
-        return own
-    return "cnn" if score.cnn > score.nme else "nme"
+    return "nme" if score.nme > score.cnn or (score.nme == score.cnn and own == "nme") else "cnn"

@@ -9,7 +9,6 @@ from torch import Generator, Tensor
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
-from edbl.engine import environment
 from edbl.engine.checkpoint import Checkpoints, Saved
 from edbl.engine.evaluate import class_means, distances, outputs
 from edbl.engine.fit import ADVICE
@@ -32,13 +31,13 @@ class Model:
         recipe: Training,
         shape: Sequence[int],
         transform: Transform | Views,
+        device: torch.device,
         *,
         progress: Progress | None = None,
         make: Callable[[Generator], Backbone] | None = None,
     ) -> None:
-        device = environment.pick_device(recipe.device)
         self.learner = Learner(recipe, shape, transform, device, progress or Progress(), make)
-        self.memory = self.learner.memory
+        self.memory = self.method.memory
         if self.method.keeps == "all images":
             raise EdblError(f"{recipe.method} keeps all images ever seen, which a model does not; use another method")
         self.names: list[str] = []
@@ -49,7 +48,7 @@ class Model:
     @property
     def sizes(self) -> list[int]:
         """How many classes each increment brought that are still there."""
-        return self.learner.net.head.sizes
+        return self.method.net.head.sizes
 
     @property
     def method(self) -> Method:
@@ -66,9 +65,9 @@ class Model:
         self.names += new
         number = {name: k for k, name in enumerate(self.names)}
         images = Images(x, torch.tensor([number[name] for name in names])).to(self.learner.device)
-        more, train = images.of(range(known)), images.of(range(known, len(self.names)))
-        before = list(self.memory.classes)
-        if len(more):
+        more, train, before = None, images, list(self.memory.classes)
+        if set(names) > set(new):
+            more, train = images.of(range(known)), images.of(range(known, len(self.names)))
             self._remember(more)
         saved = Checkpoints(checkpoints) if checkpoints else None
         if new:
@@ -76,19 +75,20 @@ class Model:
             self.learner.learn(task, saved)
         else:
             everything = self.memory.images
-            again = Task(self.increments, 0, known, everything, self.seen_images)
-            self.learner.refresh(again, saved)
-        if len(more):
+            self.learner.refresh(Task(self.increments, 0, known, everything, self.seen_images), saved)
+        if more is not None:
+            self.method.more(more)
             self._choose_again(more, train, before)
         self._means = None
-        self._check()
-        self.seen_images += len(images)
+        self._check(x)
+        self.seen_images += len(names)
         self.increments += 1
 
-    def _check(self) -> None:
+    def _check(self, x: Tensor) -> None:
         """Refuse a net whose weights are finite and whose answers are not."""
-        x = self.memory.images.x
-        cnn, nme = self.readouts(x[torch.linspace(0, len(x) - 1, min(CHECKED, len(x))).long()])
+        x = self.memory.images.x if len(self.memory) else x
+        x = x[torch.linspace(0, len(x) - 1, min(CHECKED, len(x))).long()]
+        cnn, nme = self.readouts(x) if len(self.memory) else (self.probabilities(x), torch.zeros(1, 1))
         if not cnn.isfinite().all() or not nme.amax(1).isfinite().all():  # a class without exemplars is infinitely far
             raise Diverged(f"the net's answers are not numbers after training; {ADVICE}")
 
@@ -134,12 +134,12 @@ class Model:
     def _nearness(self, output: Output) -> Tensor:
         if self._means is None:
             flips = self.learner.training.evaluation.nme_flips
-            self._means = class_means(self.memory, self.learner.features, flips)
+            self._means = class_means(self.memory, self.method.features, flips)
         return -distances(self._means, output.features).cpu()
 
     def _outputs(self, x: Tensor) -> Output:
-        images = Images(x, torch.zeros(len(x), dtype=torch.int64)).to(self.learner.device)
-        return outputs(self.learner.net, images, self.learner.transform)
+        images = Images(x.to(self.learner.device), torch.zeros(len(x), dtype=torch.int64))  # of no class
+        return outputs(self.method.net, images, self.learner.transform)
 
     def forget(self, name: str) -> None:
         """Remove a class, its exemplars included."""
@@ -148,8 +148,7 @@ class Model:
         if len(self.names) == 1:
             raise EdblError(f"'{name}' is the only class of the model; delete the model instead")
         number = self.names.index(name)
-        self.learner.net.remove(number)
-        self.memory.remove(number)
+        self.method.forget(number)
         self.names.remove(name)
         self._means = None
 

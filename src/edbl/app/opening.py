@@ -12,6 +12,7 @@ from edbl.app import bundle as disk
 from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Known
 from edbl.app.inputs import Inputs, inputs_of
 from edbl.app.model import Model
+from edbl.engine.environment import pick_device
 from edbl.errors import EdblError
 from edbl.training import Training
 
@@ -27,12 +28,12 @@ def open_model(
     contents = load(folder, bundle or disk.settle(folder), without, [EXEMPLARS] if pixels else [])
     contents = leave_out(contents, without)
     try:
-        made = Training.of(contents.bundle.recipe)
+        made = Training.of(contents.bundle.recipe, complete=True)
         made.data.check(channels=3)
     except EdblError as error:
         raise disk.damaged(folder, disk.MODEL, f"its recipe: {error}") from error
     inputs = inputs_of(contents.bundle.settings)
-    model = inputs.model(made, device)
+    model = inputs.model(made, pick_device(device))
     restore(folder, inputs, model, contents)
     return contents, model
 

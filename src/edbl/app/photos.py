@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError
-from edbl.text import composed, shown
+from edbl.text import class_name, shown
 
 SMALL, LARGE = 32, 64  # image sizes of nets that learn from scratch
 SMALL_UP_TO = 48  # short side, in pixels, up to which images count as small
@@ -67,12 +67,6 @@ def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
                 )
         notes += walk.notes()
     return [photo for photos in classes.values() for photo in photos], notes
-
-
-def class_name(text: str) -> str:
-    """Return the name of a class as models have it, however its accents are written."""
-    name = composed(shown(text))
-    return name.strip() or name
 
 
 def alike(names: Sequence[str], known: Sequence[str]) -> list[str]:
@@ -143,14 +137,9 @@ def _fill(file: Path) -> None:
                 raise EdblError(f"cannot write '{file}': {error.strerror}") from error
 
 
-def stack(pixels: Sequence[Pixels], size: int) -> Array:
-    """Return images as one array, which may hold none."""
-    return np.stack(pixels) if pixels else np.empty((0, 3, size, size), np.uint8)
-
-
-def files(images: Array) -> list[str]:
-    """Return the names of the files that a model keeps images as."""
-    return [f"{digest(pixels)}.png" for pixels in images]
+def files(classes: Sequence[Array]) -> list[list[str]]:
+    """Return the names of the files that a model keeps images as, class by class."""
+    return [[f"{digest(pixels)}.png" for pixels in images] for images in classes]
 
 
 def digest(pixels: Pixels) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -52,8 +53,7 @@ class Predictor:
         size = self.settings.image_size
         decoded = in_threads(lambda path: photos.read(path, size), files, "reading images")
         pixels = [found.pixels for found in decoded if found.pixels is not None]
-        x = torch.from_numpy(photos.stack(pixels, size))
-        best = iter(self._best(x, top) if pixels else [])
+        best = iter(self._best(torch.from_numpy(np.stack(pixels)), top) if pixels else [])
         for path, found in zip(files, decoded, strict=True):
             yield Prediction(path, [] if found.pixels is None else next(best), found.bad)
 

@@ -20,16 +20,20 @@ class Vectors:
     """Vectors, each feature in standard deviations from its mean, both of the samples that came first.
 
     A feature that has not varied yet has scale 0 and counts as 0. It gets its scale from the first samples in which it
-    varies, which changes nothing for those that came before.
+    varies, which changes nothing for those that came before. Features of a net (``whole``) keep their proportions: they
+    are over a power of 2, so that none of the first is above 1, and no digit changes.
     """
 
     mean: Array  # [d]
     scale: Array  # [d]
 
     @classmethod
-    def first(cls, x: Array) -> Self:
+    def first(cls, x: Array, whole: bool = False) -> Self:
         """Learn mean and scale from the first samples."""
         with np.errstate(over="ignore", invalid="ignore"):
+            if whole:
+                largest = np.abs(x).max()
+                return cls._checked(np.zeros(x.shape[1]), np.full(x.shape[1], 2 ** np.ceil(np.log2(largest or 1.0))))
             varies = x.max(0) > x.min(0)
             return cls._checked(np.where(varies, x.mean(0), x[0]), np.where(varies, x.std(0), 0.0))
 

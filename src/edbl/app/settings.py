@@ -5,17 +5,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-from edbl import config
-from edbl.app import extractor
+import torch
+
+from edbl import users
 from edbl.app.bundle import Settings
-from edbl.app.inputs import inputs_of, pretrained
+from edbl.app.inputs import Inputs, inputs_of, network
 from edbl.app.photos import Photo, usual_size
-from edbl.engine.environment import pick_device
+from edbl.config import UnknownKey, ends
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
+from edbl.nets import pretrained
 from edbl.recipe import OF_RUNS
-from edbl.training import Training, check_values
+from edbl.training import Training
 
 MEMORY = "per_class=20"
 VALIDATION = 0.1
@@ -67,13 +69,13 @@ class Request:
             raise EdblError(f"seed={self.seed} must be 0 or more")
 
 
-def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
+def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> Settings:
     """Return the settings of a new model."""
-    gpu = pick_device(device).type == "cuda"
+    gpu = device.type == "cuda"
     method = request.method or "edbl"
     _check_method(method)
-    backbone = request.backbone or extractor.default() or ("resnet32" if gpu else "small")
-    found = pretrained(backbone)
+    backbone = request.backbone or pretrained.default() or ("resnet32" if gpu else "small")
+    found = network(backbone)
     tune: Literal["head", "all"] = "all"
     if found is None and request.tune == "head":
         raise EdblError(f"{backbone} learns from scratch, so there is nothing to freeze; leave out tune=head")
@@ -94,7 +96,7 @@ def choose(request: Request, photos: Sequence[Photo], device: str) -> Settings:
     settings = inputs_of(settings).completed()
     if found is not None:
         found.check(size)
-    return _asked(settings, request)
+    return _asked(settings, request, inputs_of(settings))
 
 
 def change(settings: Settings, request: Request) -> Settings:
@@ -103,24 +105,25 @@ def change(settings: Settings, request: Request) -> Settings:
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
             raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")
-    inputs_of(settings).check()
+    inputs = inputs_of(settings)
+    inputs.check()
     changed = replace(
         settings,
         memory=request.memory or settings.memory,
         seed=settings.seed if request.seed is None else request.seed,
         validation=settings.validation if request.validation is None else request.validation,
     )
-    changed = _asked(changed, request)
+    changed = _asked(changed, request, inputs)
     if bad := [key for key in ("data.mean", "data.std") if changed.given.get(key) != settings.given.get(key)]:
         raise EdblError(f"the model has learnt with {bad[0]} as it was; make another model to change it")
     return changed
 
 
-def _asked(settings: Settings, request: Request) -> Settings:
+def _asked(settings: Settings, request: Request, inputs: Inputs) -> Settings:
     """Return the settings with recipe values that are given, and as many exemplars as fit into what is given in MB."""
-    inputs = inputs_of(settings)
     given = settings.given | _checked(request.given, settings.method, inputs.idle)
-    Training.of({"method": settings.method}, given).data.check(channels=3)  # what no increment could learn by
+    trial = Training.made(find_method(settings.method), {"method": settings.method, **given})
+    trial.data.check(channels=3)  # as the line before, it refuses what no increment could learn by
     memory = settings.memory
     if request.memory_mb is not None:
         each = inputs.bytes_each()
@@ -132,7 +135,7 @@ def _asked(settings: Settings, request: Request) -> Settings:
 
 
 def _check_method(name: str) -> None:
-    if name.endswith(".py"):
+    if users.is_file(name):
         raise EdblError(
             f"method={name}: a model must need nothing but its folder, so a method in a file of its own is no choice"
         )
@@ -143,11 +146,11 @@ def _check_method(name: str) -> None:
 
 
 def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> dict[str, Any]:
-    known = Training.keys(method)
-    for key in given:
-        if key not in known and not config.ends(key, known) and (of_run := config.ends(key, OF_RUNS)):
-            raise _foreign(of_run[0])
-    checked = check_values(given, known, method)
+    try:
+        checked = Training.checked(method, given)
+    except UnknownKey as error:
+        of_run = ends(error.key, OF_RUNS)
+        raise _foreign(of_run[0]) if of_run else error from None
     for key in checked:
         if key in OWN or key == "preset":
             raise _foreign(key)

@@ -25,28 +25,27 @@ READOUTS: tuple[Readout, ...] = ("cnn", "nme")
 def report(folder: Path, bundle: Bundle) -> RenderableType:
     """Return what the last increment came to."""
     event = bundle.history[-1]
-    old = [name for name in event.scores if name not in event.classes]
+    score = event.total()
     learnt = f"learnt {count(event.classes, 'new class')}{_named(event.classes)} from {event.images:,} image"
     lines = [f"{f'made the model {folder}: ' if len(bundle.history) == 1 else ''}{learnt}{'s' * (event.images != 1)}"]
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
-    lines += [f"accuracy on held-out images, {line}" for line in _accuracy(event, old)] or ["no image was held out"]
-    before, after = total(event.before.values()), total(event.after.values())
-    if before.images:
+    lines += _accuracy(event, score) if score.images else ["no image was held out"]
+    if (before := total(event.before.values())).images:
+        after = total(event.after.values())
         lost = ", ".join(f"{r.upper()} {_percent(before, r)} before and {_percent(after, r)} now" for r in READOUTS)
         lines.append(f"known classes on the same {before.images:,} images: {lost}")
     if len(bundle.classes) == 1:
         lines.append("a model of one class always answers with it; add more classes")
-    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s; predictions by {_readout(bundle)}")
+    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s; predictions by {_readout(bundle, score)}")
     return Group(*(escape(line) for line in lines), *by_class(bundle, event))
 
 
-def _accuracy(event: Event, old: Sequence[str]) -> list[str]:
-    parts = {"all": event.total(), "old": event.total(old), "new": event.total(event.classes)}
-    if not parts["all"].images:
-        return []
+def _accuracy(event: Event, score: Score) -> list[str]:
+    old = [name for name in event.scores if name not in event.classes]
+    parts = {"all": score, "old": event.total(old), "new": event.total(event.classes)}
     return [
-        f"{readout.upper()}: "
+        f"accuracy on held-out images, {readout.upper()}: "
         + ", ".join(f"{name} classes {_percent(s, readout)}" for name, s in parts.items() if s.images)
         for readout in READOUTS
     ]
@@ -89,7 +88,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
         + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}",
         memory(folder, bundle),
-        f"predictions by {_readout(bundle)}",
+        f"predictions by {_readout(bundle, bundle.history[-1].total())}",
         f"seed {s.seed}, {s.validation:.0%} of images held out"
         + "".join(f", {key}={value}" for key, value in s.given.items()),
     ]
@@ -134,10 +133,10 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
 
 def memory(folder: Path, bundle: Bundle) -> str:
     """Return what a model remembers, in words."""
-    files = bundle.files(disk.EXEMPLARS)
+    images = sum(len(known.exemplars) for known in bundle.classes)
     megabytes = f"{disk.memory_bytes(folder, bundle) / 1e6:.2f} MB"
     note = inputs_of(bundle.settings).memory_note
-    return f"memory: {count(files, 'image')}, {megabytes}{note} ({bundle.settings.memory})"
+    return f"memory: {count(images, 'image')}, {megabytes}{note} ({bundle.settings.memory})"
 
 
 def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
@@ -171,11 +170,10 @@ def csv_heading(top: int) -> list[str]:
 def csv_row(p: Prediction, top: int) -> list[str]:
     """Return a prediction as the cells of a line; they are empty but for the error if there is one."""
     cells = [cell for name, score in p.best for cell in (name, f"{score:.6f}")]
-    return [as_text(p.path), *(cells or [""] * 2 * top), p.bad]
+    return [shown(p.path), *(cells or [""] * 2 * top), p.bad]
 
 
-def _readout(bundle: Bundle) -> str:
-    score = bundle.history[-1].total()
+def _readout(bundle: Bundle, score: Score) -> str:
     what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
     return what + (f", {_percent(score, bundle.readout)} on held-out images" if score.images else "")
 

@@ -6,12 +6,14 @@ for PyTorch.
 
 import io
 import os
+import signal
 import sys
+from itertools import pairwise
 from typing import Annotated
 
 import typer
 
-from edbl.cli import data, lists, models, runs, studies, terminal
+from edbl.cli import data, lists, models, runs, stopping, studies, terminal
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -24,6 +26,7 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
+    stopping.told = False
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
     if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
@@ -32,7 +35,14 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
             stream.reconfigure(errors="backslashreplace")
     try:
+        # An empty path would be the current folder; the values of options are looked at where they are used.
+        if any(not word and not before.startswith("-") for before, word in pairwise(sys.argv)):
+            raise EdblError("an argument is empty; such as a variable of the shell that is not set")
         app()
+    except SystemExit as ended:
+        if ended.code == 128 + signal.SIGINT:
+            stopping.tell()
+        raise
     except EdblError as error:
         terminal.complain(with_flags(str(error)))
         sys.exit(2)
@@ -40,6 +50,13 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         terminal.complain(f"{error.strerror or error}{where}")
         sys.exit(2)
+    except Exception as error:
+        from edbl.users import told
+
+        if not (crash := told(error)):
+            raise
+        terminal.complain(crash)
+        sys.exit(1)
 
 
 def _version(wanted: bool) -> None:
@@ -61,7 +78,9 @@ def edbl(
 
 app.command()(runs.run)
 app.command()(runs.resume)
+app.command()(runs.check)
 app.command()(runs.report)
+app.command()(runs.compare)
 app.command()(studies.demo)
 app.command()(models.learn)
 app.command()(models.predict)

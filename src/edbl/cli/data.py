@@ -32,5 +32,6 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
         if (folder / remote.name).exists():
             download.verify(remote, folder)
     dataset = datasets.load(name, data_dir)
+    dataset.check()
     images = f"{len(dataset.train):,} training and {len(dataset.test):,} test images"
     tell(f"{name} is right: {images} of {len(dataset.classes)} classes")

@@ -52,21 +52,26 @@ def _options(method: str, given: Mapping[str, object]) -> Table:
 
 
 def _methods() -> Table:
-    from edbl.methods import methods
+    from edbl import users
+    from edbl.methods import find_method, methods
 
     table = terminal.table("name", "year", "keeps", "read-out", "what it does")
-    for name, kind in sorted(methods().items()):
+    theirs = {name: find_method(name) for name in users.names(users.METHOD) if name not in methods()}
+    for name, kind in sorted((methods() | theirs).items()):
         title = kind.title + (" (our reading)" if kind.our_reading else "")
         table.add_row(name, str(kind.year or ""), kind.keeps, kind.readout.upper(), title)
     return table
 
 
 def _data() -> Table:
+    from edbl import users
     from edbl.data.datasets import DATASETS
 
     table = terminal.table("name", "what it holds")
     for name, source in DATASETS.items():
         table.add_row(name, source.title)
+    for name in users.names(users.DATA):
+        table.add_row(name, f"data set of {users.digest(users.DATA, name, DATASETS)}")
     table.add_row("PATH", "any image folder: PATH/train/CLASS/*.jpg, or PATH/CLASS/*.jpg")
     return table
 

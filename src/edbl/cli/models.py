@@ -156,7 +156,7 @@ def rename(
 ) -> None:
     """Give a class of a model another name."""
     from edbl.app.edit import rename as give
-    from edbl.app.photos import class_name
+    from edbl.text import class_name
 
     give(model, old, new)
     terminal.tell(f"'{class_name(old)}' is '{class_name(new)}' now")

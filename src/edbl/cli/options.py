@@ -44,13 +44,13 @@ def settings(given: list[str] | None) -> dict[str, object]:
 
 def setting(text: str) -> tuple[str, object]:
     """Read ``KEY=VALUE`` as given to ``--set``; a value that is no TOML is taken as text."""
-    import tomllib
+    from edbl.recipe import toml_of
 
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise EdblError(f"--set {text}: write KEY=VALUE, such as schedule.epochs=20")
     try:
-        parsed = tomllib.loads(f"value = {value}")["value"]
+        parsed = toml_of(value)
     except ValueError:  # also of a number with thousands of digits
         parsed = None
     # A folder may be named like a date, which TOML has a type for and recipes have not.
@@ -60,12 +60,14 @@ def setting(text: str) -> tuple[str, object]:
 
 def order(text: str | None) -> str | tuple[str, ...] | None:
     """Return what ``--order`` gives: a word, a seed, or the lines of a file."""
-    if text is None or text == "natural" or text.isdecimal():
+    if text is None or text in ("natural", "seed") or text.isdecimal():
         return text
+    from edbl.recipe import read_lines
+
     try:
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
+        lines = read_lines(Path(text))
     except (OSError, UnicodeDecodeError) as error:
         raise EdblError(
-            f"--order {text} is neither natural, a seed, nor a readable file with a class per line"
+            f"--order {text} is neither natural, seed, a number, nor a readable file with a class per line"
         ) from error
     return tuple(line.strip() for line in lines if line.strip())

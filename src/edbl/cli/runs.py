@@ -1,4 +1,4 @@
-"""Commands about runs: run, resume, report, and the benchmark of a step."""
+"""Commands about runs: run, resume, report, compare, and the benchmark of a step."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from edbl.cli import options, stopping, terminal
 from edbl.cli.options import DataDir, Device
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
+    from edbl.fleet.many import Job
     from edbl.recipe import Recipe
 
 
@@ -25,12 +27,17 @@ def run(
     data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
     protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
     phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
-    memory: Annotated[str | None, typer.Option(help="total=2000 or per_class=20.")] = None,
+    memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
     order: Annotated[
-        str | None, typer.Option(help="natural, a seed such as 1993, or a file with a class per line.")
+        str | None,
+        typer.Option(help="natural, a seed such as 1993, seed (the run's), or a file of classes."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Drives everything random but the class order.")] = None,
-    seeds: Annotated[int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1)] = 1,
+    seed: Annotated[
+        int | None, typer.Option(help="Drives everything random, but the class order unless that is seed.")
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1, max=10_000)
+    ] = 1,
     at_once: Annotated[
         int | None,
         typer.Option(help="Of several runs, how many at a time.", min=1),
@@ -41,7 +48,7 @@ def run(
     precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,
     graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Output folder; must not exist. Default: runs/NAME.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder, new or of earlier runs. Default: runs/NAME.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Learn a data set class by class; several methods or seeds side by side."""
@@ -60,11 +67,7 @@ def run(
     }
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
-    made = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
-    if len(made) == 1:
-        _run_one(made[0], out, data_dir)
-    else:
-        _run_many(made, out, at_once, data_dir)
+    _run([replace(one, seed=one.seed + number) for one in made for number in range(seeds)], out, at_once, data_dir)
 
 
 def _recipes(
@@ -90,52 +93,123 @@ def _recipes(
     return made
 
 
-def _run_one(recipe: "Recipe", out: Path | None, data_dir: Path | None) -> None:
-    from edbl.engine.folders import default_folder
-    from edbl.engine.run import run as start
-
-    folder = out or default_folder(recipe)
-    with stopping.one_run(folder) as progress:
-        start(recipe, folder, data_dir=data_dir, progress=progress)
-    terminal.show_runs([folder], folder / "report.html")
-
-
-def _run_many(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
-    from edbl.fleet.many import at_once, jobs_of, run_many
+def _run(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+    from edbl.fleet.many import jobs_of
 
     jobs = jobs_of(recipes, out)
-    page, done = (out or Path("runs")) / "report.html", set()
+    if len(jobs) == 1:
+        _run_one(jobs[0], out, data_dir)
+    else:
+        _run_many(jobs, out, workers, data_dir)
+
+
+def _run_one(job: "Job", out: Path | None, data_dir: Path | None) -> None:
+    from edbl.engine.folders import is_done
+    from edbl.fleet.many import make
+
+    is_done(job.folder, job.recipe)  # or something else that is there, and stays
+    with stopping.one_run(job.folder, job.recipe.values()) as progress:
+        make(job, data_dir, progress)
+    _show([job.folder], out, job.folder)
+
+
+def _run_many(jobs: "list[Job]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+    from edbl.fleet.many import at_once, run_many
+
+    done = set()
     try:
         with stopping.many_runs():
-            workers = min(workers or at_once(recipes[0].device), len(jobs))
+            workers = min(workers or at_once(jobs[0].recipe.device), len(jobs))
             run_many(jobs, workers, terminal.console, data_dir, lambda job: done.add(job.folder))
     except EdblError:
         if done:
-            terminal.show_runs([job.folder for job in jobs if job.folder in done], page)
+            _show([job.folder for job in jobs if job.folder in done], out, Path("runs"))
         raise
-    terminal.show_runs([job.folder for job in jobs], page)
+    _show([job.folder for job in jobs], out, Path("runs"))
+
+
+def _show(folders: Sequence[Path], out: Path | None, otherwise: Path) -> None:
+    """Show runs and, where they are in a folder that was named, all others in it; the page goes there."""
+    from edbl.engine.folders import runs_in
+
+    terminal.show_runs([*folders, *(runs_in(out) if out else [])], (out or otherwise) / "report.html")
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped.")],
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Go on though code of your own has changed since; the record notes it.")
+    ] = False,
+    method: Annotated[
+        str | None, typer.Option(help="The .py file of its method, which runs; only if it has one.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="Likewise, that of its data.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Likewise, that of its backbone.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Go on with a run that was stopped, at any moment, by anything."""
     from edbl.engine.run import resume as go_on
 
-    with stopping.one_run(folder) as progress:
-        go_on(folder, data_dir=data_dir, progress=progress)
+    with stopping.one_run(folder, {"method": method, "data.name": data, "net.backbone": backbone}) as progress:
+        go_on(
+            folder, method=method, data=data, backbone=backbone, data_dir=data_dir, progress=progress, changed=changed
+        )
     terminal.show_runs([folder], folder / "report.html")
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
-    out: Annotated[Path | None, typer.Option(help="HTML file. Default: report.html in the run, or here.")] = None,
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Runs, or folders with runs below them.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help=".html, or tables: .csv, .tex or .md. Default: report.html in the folder, or here."),
+    ] = None,
     figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
 ) -> None:
-    """Make one page of one run or of many: tables, curves, confusion matrices, features."""
+    """Make one page of one run or of many: tables, curves, confusion matrices, features; or tables alone."""
     page = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     terminal.show_runs(folders, out or page, figure)
+
+
+def compare(
+    places: Annotated[
+        list[Path],
+        typer.Argument(metavar="A B", help="Two folders, each a run or with runs of several seeds below it."),
+    ],
+    methods: Annotated[str | None, typer.Option(help="Two methods, A,B, of the runs below one folder.")] = None,
+) -> None:
+    """Compare two experiments over runs of the same seeds: differences, their intervals, tests."""
+    from edbl.report.compare import compare as paired
+    from edbl.report.compare import notes, table
+
+    names = methods.split(",") if methods is not None else []
+    if methods is not None and len(set(names)) != 2:
+        raise EdblError(f"--methods takes two methods with a comma between them, not '{methods}'")
+    made = paired(places, names)
+    told, *more = notes(made)
+    terminal.tell(told)
+    terminal.show(table(made))
+    for note in more:
+        terminal.tell(note)
+
+
+def check(
+    method: Annotated[str, typer.Argument(help="A .py file with a method, or the name of one.")],
+) -> None:
+    """Check a method on digits: seeds, kills, what a GPU's step must not do, what it must not see."""
+    from edbl.engine.check import check as findings
+    from edbl.methods import find_method
+
+    find_method(method)  # refused at once if it cannot be had
+    table = terminal.table("check", "result")
+    failed = total = 0
+    with terminal.console.status("checking"):
+        for finding in findings(method):
+            total, failed = total + 1, failed + bool(finding.wrong)
+            table.add_row(finding.what, escape(finding.wrong) or "passed")
+    terminal.show(table)
+    if failed:
+        terminal.complain(f"{failed} of {total} checks failed")
+        raise typer.Exit(1)
 
 
 def bench(

@@ -1,7 +1,7 @@
 """What a command says, and tidies up, when it is stopped."""
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from edbl.engine.progress import Bars
 
 HANGUP = getattr(signal, "SIGHUP", None)  # not on Windows
+told = False  # that the command is interrupted
+
+
+def tell(how: str = "") -> None:
+    """Say that the command is interrupted, once, and ``how`` to go on."""
+    global told
+    if not told:
+        told = True
+        terminal.say(f"interrupted; {how}" if how else "interrupted")
 
 
 @contextmanager
@@ -23,19 +32,20 @@ def interruptible(how: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        terminal.say(f"interrupted; {how()}")
+        tell(how())
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
 @contextmanager
-def one_run(folder: Path) -> Iterator["Bars"]:
-    """Show how far a run in ``folder`` is, and say how to go on if it is interrupted."""
+def one_run(folder: Path, values: Mapping[str, object]) -> Iterator["Bars"]:
+    """Show how far a run in ``folder`` is, and say how to go on if it is interrupted; ``values`` may name code."""
 
     def how() -> str:
+        from edbl import users
         from edbl.records import RECORD
 
         if (folder / RECORD).exists():
-            return f"{command('resume', folder)} goes on from the last checkpoint"
+            return f"{command('resume', folder, *users.again(values))} goes on from the last checkpoint"
         return "the same command starts again"
 
     with interruptible(how), terminal.bars() as bars:
@@ -57,7 +67,7 @@ def many_runs() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        terminal.say("interrupted; the same command goes on from the last checkpoints")
+        tell("the same command goes on from the last checkpoints")
         raise typer.Exit(code) from None
     finally:
         for one, handler in usual.items():

@@ -43,7 +43,8 @@ def reproduce(
         Literal["paper", "small"], typer.Option(help="The paper's own runs, or counterparts for a CPU.")
     ] = "paper",
     seeds: Annotated[
-        int | None, typer.Option(help="How many runs of each cell, with seeds from 0 on. Default: 1; of all, 3.", min=1)
+        int | None,
+        typer.Option(help="How many runs of each cell, with seeds from 0 on. Default: 1; of all, 3.", min=1, max=1000),
     ] = None,
     only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
     data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
@@ -101,7 +102,9 @@ def _end(minutes: float | None, resume: bool) -> float | None:
 
 def study(
     file: Annotated[Path, typer.Argument(help="A study: question, streams and candidates, as TOML.")],
-    seeds: Annotated[int, typer.Option(help="How many runs of each candidate, with seeds from 0 on.", min=1)] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="How many runs of each candidate, with seeds from 0 on.", min=1, max=1000)
+    ] = 1,
     at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
     resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
     runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/studies"),

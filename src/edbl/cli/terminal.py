@@ -1,11 +1,13 @@
 """What commands print, and where."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -13,7 +15,28 @@ if TYPE_CHECKING:
 
 WIDE = 10_000  # columns
 
-console = Console(emoji=False)
+
+class _Clean(Console):
+    """A console that shows what others wrote, such as names in records and models, as text and nothing else.
+
+    Where nobody reads on, as behind ``| head -1``, what is printed goes nowhere and the command goes on.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Return what is to be printed, in pieces."""
+        from edbl.text import printable
+
+        for text, style, control in super().render(renderable, options):
+            clean = control or text == "\n" or text.isprintable()
+            yield Segment(text if clean else printable(text), style, control)
+
+    def on_broken_pipe(self) -> None:
+        """Go on without a reader."""
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
+
+
+console = _Clean(emoji=False)
 
 
 def tell(message: str) -> None:
@@ -33,7 +56,7 @@ def complain(message: str) -> None:
 
 def show(tables: RenderableType) -> None:
     """Print tables; in a file or a pipe nothing of them is folded."""
-    (console if console.is_terminal else Console(emoji=False, width=WIDE)).print(tables, highlight=False)
+    (console if console.is_terminal else _Clean(emoji=False, width=WIDE)).print(tables, highlight=False)
 
 
 def table(*headings: str) -> Table:
@@ -49,11 +72,13 @@ def bars() -> "Bars":
 
 
 def show_runs(folders: Sequence[Path], page: Path, figure: Path | None = None) -> None:
-    """Print the table of runs, and write their page."""
-    from edbl.report.page import read_runs, write_report
+    """Print the table of the runs in folders or below them, and write their page, or tables."""
+    from edbl.report.files import check, write_report
     from edbl.report.plots import save_curves
+    from edbl.report.runs import read_runs
     from edbl.report.tables import groups, run_table
 
+    check(page)
     runs = read_runs(folders)
     found = [run.record for run in runs]
     if figure:
@@ -65,4 +90,4 @@ def show_runs(folders: Sequence[Path], page: Path, figure: Path | None = None) -
 
 
 def _stderr() -> Console:
-    return Console(stderr=True, emoji=False)
+    return _Clean(stderr=True, emoji=False)

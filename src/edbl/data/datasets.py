@@ -9,17 +9,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn import functional
 
+from edbl import users
 from edbl.data import blocks, download, tiny
 from edbl.data.download import Remote, Wrong
 from edbl.data.folder import load_folder
+from edbl.data.given import as_dataset
 from edbl.data.images import Dataset, Images, odd_counts
 from edbl.errors import EdblError, unknown
+from edbl.store import MOST_TEXT, read_file
 
 CIFAR10 = Remote(
     name="cifar-10-binary.tar.gz",
@@ -65,6 +69,9 @@ FASHION_CLASSES = (
 )
 
 
+GIVEN = "given"  # the name of data that a call is given, until their fingerprint is known
+
+
 @dataclass(frozen=True)
 class Source:
     """A data set with a name: its files, how it is read, and the recipe settings that suit it."""
@@ -79,14 +86,19 @@ class Source:
 
 def is_folder(name: str) -> bool:
     """Tell whether ``name`` means a folder of images rather than a data set of the registry."""
-    if name in DATASETS or not name:
+    if name in DATASETS or not name or users.is_known(users.DATA, name):
         return False
     separators = [mark for mark in (os.sep, os.altsep) if mark]
     return any(mark in name for mark in separators) or name.startswith((".", "~")) or Path(name).is_dir()
 
 
+def is_known(name: str) -> bool:
+    """Tell whether there is such a data set or folder of images."""
+    return name in DATASETS or is_folder(name) or users.is_known(users.DATA, name)
+
+
 def source(name: str) -> Source:
-    """Return the data set of that name."""
+    """Return the data set of ours of that name."""
     if name not in DATASETS:
         raise unknown("data set", name, DATASETS)
     return DATASETS[name]
@@ -94,19 +106,31 @@ def source(name: str) -> Source:
 
 def defaults(name: str) -> Mapping[str, object]:
     """Return the recipe settings that suit a data set or a folder of images, by dotted key."""
-    return FOLDER_DEFAULTS if is_folder(name) else source(name).defaults
+    if name in DATASETS:
+        return DATASETS[name].defaults
+    if is_folder(name):
+        return FOLDER_DEFAULTS
+    if name != GIVEN:
+        users.check(users.DATA, name, [*DATASETS, GIVEN])
+    return GIVEN_DEFAULTS
 
 
 def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_bad: bool = False) -> Dataset:
-    """Load a data set by name, or a folder of images by path.
+    """Load a data set by name, ours or a user's, or a folder of images by path.
 
     ``data_dir`` is where the files of named data sets lie. ``image_size`` and ``skip_bad`` are for folders only.
     """
     if is_folder(name):
         return load_folder(download.at_home(Path(name)), image_size=image_size, skip_bad=skip_bad)
-    found = source(name)
     if image_size:
         raise EdblError(f"the image size can only be set for a folder of images, and {name} is none: leave it out")
+    if name == GIVEN:
+        raise EdblError(f"data.name = {GIVEN} stands for data that a call is given: `edbl.run(recipe, out, data=...)`")
+    found = users.find(users.DATA, name, DATASETS)
+    if not isinstance(found, Source):
+        if isinstance(found, ModuleType):
+            raise EdblError(f"say which function of {name} makes the data, as in {name}:make")
+        return as_dataset(found, name)
     folder = download.data_dir(data_dir)
     try:
         return found.load(folder)
@@ -179,9 +203,12 @@ class _Cifar:
 
 def _cifar(folder: Path, kind: _Cifar) -> Dataset:
     place = _cifar_folder(folder, kind)
-    classes = tuple((place / kind.names).read_text().split())
-    if len(classes) != kind.classes:
-        raise Wrong(f"{place / kind.names} names {len(classes)} classes, not {kind.classes}")
+    try:
+        classes = tuple(read_file(place / kind.names, MOST_TEXT).decode().split())
+    except UnicodeDecodeError as error:
+        raise Wrong(f"{place / kind.names} is damaged: it is no text") from error
+    if len(classes) != kind.classes or len(set(classes)) != kind.classes:
+        raise Wrong(f"{place / kind.names} names {len(set(classes))} classes, not {kind.classes}")
     train = Images.cat([_cifar_file(place / name, kind) for name in kind.train])
     test = _cifar_file(place / kind.test, kind)
     return Dataset(kind.remote.dataset, train, test, classes, odd_counts(train, test, 50_000, 10_000))
@@ -204,7 +231,7 @@ def _cifar_folder(folder: Path, kind: _Cifar) -> Path:
 
 
 def _cifar_file(path: Path, kind: _Cifar) -> Images:
-    raw = np.fromfile(path, np.uint8)
+    raw = np.frombuffer(bytearray(read_file(path)), np.uint8)
     record = kind.label_bytes + 3 * 32 * 32
     if not raw.size or raw.size % record:
         raise Wrong(f"{path} is truncated or a wrong file: {raw.size:,} bytes are not records of {record:,}")
@@ -237,7 +264,7 @@ def _fashion(images: Path, labels: Path) -> Images:
 
 def _idx(path: Path, magic: int) -> npt.NDArray[np.uint8]:
     """Read an idx file; the last byte of its magic number is the number of dimensions."""
-    raw = path.read_bytes()
+    raw = read_file(path)
     if path.suffix == ".gz":
         try:
             raw = gzip.decompress(raw)
@@ -345,3 +372,5 @@ DATASETS: dict[str, Source] = {
     )
 }
 FOLDER_DEFAULTS = _settings("crop-flip", 4, IMAGENET_MEAN, IMAGENET_STD, "resnet32", "per_class=20", phases=2)
+# Nobody knows what users' data are: nothing is done to images that might change their class.
+GIVEN_DEFAULTS = _settings("none", 4, (0.5,), (0.25,), "resnet32", "per_class=20")

@@ -94,7 +94,7 @@ def fetch(remote: Remote, folder: Path) -> Path:
         verify(remote, folder)
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with lock(target.parent):
+    with lock(target.parent, links=True):  # where a user keeps data is the user's own
         try:
             _fetch(remote, folder, target)
         finally:

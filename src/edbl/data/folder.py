@@ -18,6 +18,7 @@ from edbl.text import composed, count, first, shown
 
 EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # Pillow's names; its other readers stay shut
+DEEPEST = 100  # folders, one in the other
 MAX_PIXELS = 100_000_000  # that are decoded; Pillow opens no image of more than 178 million
 DEFAULT_SIZE = 32
 TEST_EVERY = 5  # where there is no test folder, every 5th image is a test image
@@ -143,6 +144,8 @@ class Walk:
         here = os.path.realpath(folder)
         if here in above:
             return []  # a link to a folder it lies in
+        if len(above) > DEEPEST:
+            raise EdblError(f"{shown(self.folder)} has folders more than {DEEPEST} deep; give one further down")
         found = []
         for path in self.visible(folder):
             if path.is_dir():
@@ -262,6 +265,8 @@ def image_notes(where: str, paths: Sequence[Path], decoded: Sequence[Decoded], s
 
 def short_side(path: Path) -> int:
     """Return the shorter side of an image, from its header alone; 0 if there is none to read."""
+    if not path.is_file():  # a pipe would be waited for
+        return 0
     try:
         with Image.open(path, formats=FORMATS) as image:
             return min(image.size)

@@ -1,7 +1,7 @@
 """Labelled images that live on one device."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -15,16 +15,17 @@ class Images:
 
     x: Tensor
     y: Tensor  # [n] int64, their labels
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # more about each image by name, [n, ...]
 
     def __len__(self) -> int:
         return self.y.shape[0]
 
-    def __getitem__(self, index: Tensor) -> "Images":
-        return Images(self.x[index], self.y[index])
+    def __getitem__(self, index: Tensor | slice) -> "Images":
+        return Images(self.x[index], self.y[index], {k: v[index] for k, v in self.extra.items()})
 
     def to(self, device: torch.device) -> "Images":
         """Return the same images on ``device``."""
-        return Images(self.x.to(device), self.y.to(device))
+        return Images(self.x.to(device), self.y.to(device), {k: v.to(device) for k, v in self.extra.items()})
 
     def of(self, classes: Sequence[int]) -> "Images":
         """Return the images whose label is one of ``classes``, in their present order."""
@@ -42,8 +43,27 @@ class Images:
 
     @staticmethod
     def cat(parts: Sequence["Images"]) -> "Images":
-        """Return all images of ``parts``, one part after the other."""
-        return Images(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
+        """Return all images of ``parts``, one part after the other; what a part lacks is NaN, of whole numbers -1."""
+        names = dict.fromkeys(name for part in parts for name in part.extra)
+        extra = {name: _filled(name, parts) for name in names}
+        return Images(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), extra)
+
+
+def _filled(name: str, parts: Sequence[Images]) -> Tensor:
+    """Return an extra of all images of some parts, as wide as the widest."""
+    known = [part.extra[name] for part in parts if name in part.extra]
+    widest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in known), strict=True)]
+    lacking = torch.nan if known[0].is_floating_point() else -1
+    whole = known[0].new_full((sum(map(len, parts)), *widest), lacking)
+    for part, rows in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+        if name in part.extra:
+            rows[tuple(slice(size) for size in part.extra[name].shape)] = part.extra[name]
+    return whole
+
+
+def firsts(parts: Sequence[Images], counts: Sequence[int]) -> list[Images]:
+    """Return the first images of each part."""
+    return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
 
 @dataclass(frozen=True)

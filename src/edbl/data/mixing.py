@@ -2,18 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 
-class Batch(NamedTuple):
+@dataclass(frozen=True)
+class Batch:
     """Images with soft labels: a hard label is a one-hot row."""
 
     x: Tensor  # [batch, ...]
     y: Tensor  # [batch, seen]
     drawn: Tensor | None = None  # random numbers for the loss, where the mixing draws some
+    index: Tensor | None = None  # where each image is in the phase's data, [batch]; of mixed ones nothing is known
 
 
 Mixing = Callable[[Batch, Generator], Batch]

@@ -1,15 +1,21 @@
 """The stream: which classes arrive when. Labels are remapped to the order of arrival."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import overload
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Literal, overload
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edbl.data.images import Dataset, Images
 from edbl.errors import EdblError, unknown
 from edbl.seeds import Seeds
+
+# What a stream may have beside new classes in each task: images of classes of earlier tasks, and tasks with no others.
+Kind = Literal["returning", "nothing new"]
+KINDS: frozenset[Kind] = frozenset(("returning", "nothing new"))
 
 
 @dataclass(frozen=True)
@@ -19,14 +25,19 @@ class Task:
     index: int
     old: int
     new: int
-    train: Images  # images of the new classes only
+    train: Images  # of the new classes, and of old ones that come back
     before: int = 0  # number of training images of earlier tasks
-    stream_train: Images | None = None  # the whole stream's: for a method that keeps all images, through `joint`
+    stream_train: Images | None = None  # of this and earlier tasks at least: for `joint`
 
     @property
     def seen(self) -> int:
         """Number of classes seen so far, the new ones included."""
         return self.old + self.new
+
+    @property
+    def classes(self) -> list[int]:
+        """The classes that it has images of: the new ones, and old ones that come back."""
+        return [int(k) for k in self.train.y.unique()]
 
     def joint(self) -> Images:
         """Return the training images of all seen classes, which only an upper bound may use."""
@@ -36,14 +47,32 @@ class Task:
 
 
 class Stream(Sequence[Task]):
-    """The tasks of a data set in a given class order and split."""
+    """The tasks of a data set: classes in order of arrival, how many of them are new in each task, and its images.
 
-    def __init__(self, dataset: Dataset, order: Sequence[int], sizes: Sequence[int], device: torch.device) -> None:
+    ``parts`` has the training images of each task, by number; without it they are all those of the new classes.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: Sequence[int],
+        sizes: Sequence[int],
+        device: torch.device,
+        parts: Sequence[Tensor] | None = None,
+    ) -> None:
         arrival = torch.full((len(dataset.classes),), -1)  # classes that never arrive
         arrival[torch.tensor(list(order))] = torch.arange(len(order))
+        y = arrival[dataset.train.y]
         self.classes = tuple(dataset.classes[k] for k in order)
         self.sizes = tuple(sizes)
-        self._train = Images(dataset.train.x, arrival[dataset.train.y]).of(range(len(order))).to(device)
+        self._ends = list(accumulate(sizes))
+        if parts is None:
+            bounds = zip([0, *self._ends], self._ends, strict=False)
+            parts = [((y >= old) & (y < end)).nonzero().squeeze(1) for old, end in bounds]
+        used = torch.cat(list(parts)).unique()
+        self._held = [[int(k) for k in y[part].unique()] for part in parts]  # classes that each task has images of
+        self._parts = [torch.searchsorted(used, part).to(device) for part in parts]
+        self._train = replace(dataset.train, y=y)[used].to(device)
         self._test = Images(dataset.test.x, arrival[dataset.test.y]).of(range(len(order))).to(device)
 
     def __len__(self) -> int:
@@ -58,19 +87,33 @@ class Stream(Sequence[Task]):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not 0 <= index < len(self):
             raise IndexError(index)
-        old, new = sum(self.sizes[:index]), self.sizes[index]
+        new = self.sizes[index]
+        so_far = torch.cat(self._parts[: index + 1]).unique() if self.kinds else None
         return Task(
             index,
-            old,
+            self._ends[index] - new,
             new,
-            train=self._train.of(range(old, old + new)),
-            before=int((self._train.y < old).sum()),
-            stream_train=self._train,
+            train=self._train[self._parts[index]],
+            before=sum(map(len, self._parts[:index])),
+            stream_train=self._train if so_far is None else self._train[so_far],
         )
+
+    @property
+    def returning(self) -> list[list[int]]:
+        """The old classes that each task has images of; empty where none ever has."""
+        olds = [end - new for new, end in zip(self.sizes, self._ends, strict=True)]
+        found = [[k for k in held if k < old] for held, old in zip(self._held, olds, strict=True)]
+        return found if any(found) else []
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """What it has beside new classes in each task."""
+        kinds: set[Kind] = {"returning"} if self.returning else set()
+        return frozenset(kinds | {"nothing new"} if 0 in self.sizes else kinds)
 
     def test(self, index: int) -> Images:
         """Return the test images of all classes that are seen after task ``index``; no method is given them."""
-        return self._test.of(range(sum(self.sizes[: index + 1])))
+        return self._test.of(range(self._ends[index]))
 
 
 def even(classes: int, parts: int) -> list[int]:
@@ -100,13 +143,17 @@ def task_sizes(classes: int, protocol: str, phases: int, base: int, step: int) -
     return [first, *even(classes - first, phases)] if first else even(classes, phases)
 
 
-def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the classes in order of arrival: ``natural``, a seed such as ``1993``, or a list of class names."""
+def class_order(order: str | Sequence[str], names: Sequence[str], seed: int = 0) -> list[int]:
+    """Return the classes in order of arrival.
+
+    ``natural``; a seed such as ``1993``; ``seed``, the same by that of the run; or a list of class names.
+    """
     if order == "natural":
         return list(range(len(names)))
     if isinstance(order, str):
+        order = str(seed) if order == "seed" else order
         if not order.isdecimal():
-            raise unknown("class order", order, ["natural", "1993"])
+            raise unknown("class order", order, ["natural", "seed", "1993"])
         if len(order) > 10 or int(order) >= 2**32:
             raise EdblError(f"class order {order} is too large for a seed: at most {2**32 - 1}")
         return [int(k) for k in np.random.RandomState(int(order)).permutation(len(names))]
@@ -116,7 +163,7 @@ def class_order(order: str | Sequence[str], names: Sequence[str]) -> list[int]:
     return found
 
 
-def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
+def find_classes(wanted: Sequence[str], names: Sequence[str], where: str = "the class order") -> list[int]:
     """Return the numbers of classes, each given once by name or, where no name matches, by number."""
     index = {name: k for k, name in enumerate(names)}
     found = []
@@ -128,7 +175,7 @@ def find_classes(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
         else:
             raise unknown("class", word, names)
     if twice := sorted({names[k] for k in found if found.count(k) > 1}):
-        raise EdblError(f"the class order names '{twice[0]}' more than once")
+        raise EdblError(f"{where} names '{twice[0]}' more than once")
     return found
 
 

@@ -51,7 +51,7 @@ def load(folder: Path) -> Dataset:
         with download.open_zip(archive) as file:
             dataset = _decode(_Files(archive, file.namelist(), file.read))
     elif names:
-        dataset = _decode(_Files(unpacked, names, lambda name: (folder / name).read_bytes()))
+        dataset = _decode(_Files(unpacked, names, lambda name: store.read_file(folder / name)))
     else:
         raise download.missing(FILE, folder)
     if not os.access(folder, os.W_OK):
@@ -163,6 +163,8 @@ def _read_cache(folder: Path, source: str) -> Dataset | None:
     if found is None or source not in ("", found[0].source):
         return None
     cached, tensors = found
+    if tensors.keys() != {f"{split}.{part}" for split in ("train", "test") for part in ("x", "y")}:
+        return None
     train, test = (Images(tensors[f"{s}.x"], tensors[f"{s}.y"]) for s in ("train", "test"))
     return _dataset(train, test, cached.classes)
 

@@ -5,6 +5,7 @@
 state whose whole chain is intact.
 """
 
+import math
 import re
 import time
 from collections.abc import Iterable
@@ -15,9 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from edbl import store
+from edbl.errors import EdblError
+from edbl.methods.base import Phase
 from edbl.nets.net import Net
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
+LOSS = ""  # the name of a phase's loss among what it logs
 
 
 @dataclass(frozen=True)
@@ -25,11 +29,16 @@ class Saved:
     """What a checkpoint holds: tensors, and values that JSON can hold."""
 
     tensors: dict[str, Tensor]
-    values: dict[str, Any]
+    values: Any  # by key, or as a dataclass
+    path: Path | None = None  # of its JSON, if it was read
 
-    def part(self, prefix: str) -> dict[str, Tensor]:
-        """Return the tensors whose name starts with ``prefix``, without it."""
-        return {k.removeprefix(prefix): v for k, v in self.tensors.items() if k.startswith(prefix)}
+    def unfit(self, why: object) -> EdblError:
+        """Return the error for one that is whole and of something else than what goes on from it."""
+        return EdblError(f"'{self.path}' does not fit: {why}\nremove it, to go on from the checkpoint before it")
+
+    def parts(self, *prefixes: str) -> list[dict[str, Tensor]]:
+        """Return for each prefix the tensors whose name starts with it, without it."""
+        return [{k.removeprefix(p): v for k, v in self.tensors.items() if k.startswith(p)} for p in prefixes]
 
 
 class Checkpoints:
@@ -43,10 +52,10 @@ class Checkpoints:
         self.folder.mkdir(exist_ok=True)
         store.save(self.folder, name, saved.values, saved.tensors)
 
-    def load(self, name: str) -> Saved | None:
-        """Return a checkpoint, or None if it is missing, truncated or altered."""
-        found = store.find(self.folder, name, dict[str, object])
-        return Saved(found[1], found[0]) if found else None
+    def load(self, name: str, kind: type = dict[str, object]) -> Saved | None:
+        """Return a checkpoint with values of some ``kind``, or None if it is missing, truncated or altered."""
+        found: tuple[Any, dict[str, Tensor]] | None = store.find(self.folder, name, kind)
+        return Saved(found[1], found[0], self.folder / f"{name}.json") if found else None
 
     def newest_task(self, below: int) -> tuple[int, Saved] | None:
         """Return the newest intact state after a task before ``below``."""
@@ -54,7 +63,7 @@ class Checkpoints:
 
     def newest_epoch(self, task: int, phase: int) -> Saved | None:
         """Return the newest intact state inside a phase."""
-        found = self._newest(f"task-{task}-phase-{phase}-epoch-{{}}", None)
+        found = self._newest(f"task-{task}-phase-{phase}-epoch-{{}}", None, Reached)
         return found[1] if found else None
 
     def names(self) -> list[str]:
@@ -86,13 +95,18 @@ class Checkpoints:
         stems = (numbers.fullmatch(path.stem) for path in self.folder.glob("*.json"))
         return sorted(int(match[1]) for match in stems if match)
 
-    def _newest(self, pattern: str, below: int | None) -> tuple[int, Saved] | None:
+    def _newest(self, pattern: str, below: int | None, kind: type = dict[str, object]) -> tuple[int, Saved] | None:
         for number in reversed(self._numbers(pattern)):
             if below is None or number < below:
-                saved = self.load(pattern.format(number))
+                saved = self.load(pattern.format(number), kind)
                 if saved is not None:
                     return number, saved
         return None
+
+
+def _numbers(rows: list[list[float | None]]) -> list[list[float]]:
+    """Return rows of numbers as they were before JSON, which has null for NaN."""
+    return [[math.nan if number is None else number for number in row] for row in rows]
 
 
 def net_tensors(net: Net) -> dict[str, Tensor]:
@@ -100,14 +114,37 @@ def net_tensors(net: Net) -> dict[str, Tensor]:
     return {f"net.{k}": v for k, v in net.state_dict().items()}
 
 
+@dataclass(frozen=True)
+class Reached:
+    """What the JSON of a checkpoint in or after a phase says."""
+
+    epoch: int
+    losses: dict[str, list[float]]
+    within: list[list[float | None]]
+    seconds: float
+
+
 @dataclass
 class State:
     """How far a phase has come: what a checkpoint inside a phase must hold beside the net."""
 
     epoch: int = 0  # epochs finished
-    momentum: dict[int, Tensor] = field(default_factory=dict)  # by number of the parameter
-    losses: list[float] = field(default_factory=list)  # mean loss of each finished epoch
+    optimiser: dict[str, Tensor] = field(default_factory=dict)  # what it keeps of each parameter
+    losses: dict[str, list[float]] = field(default_factory=dict)  # means of each finished epoch, by name
+    within: list[list[float]] = field(default_factory=list)  # epochs, and accuracy over all, old and new classes then
     seconds: float = 0.0  # that they took
+    saved: Saved | None = None  # where all that is from; what the optimiser keeps is for it to check
+
+
+def _state(saved: Saved, net: Net, phase: Phase) -> State:
+    """Return how far a phase had come, if that is what a checkpoint says: it may come from anywhere."""
+    weights, kept = saved.parts("net.", "optimiser.")
+    store.check_tensors(weights, net.state_dict())
+    reached: Reached = saved.values
+    losses = max(map(len, reached.losses.values()), default=0)
+    if losses != reached.epoch or not 0 < reached.epoch <= phase.schedule.epochs:
+        raise ValueError(f"{reached.epoch} epochs of {phase.schedule.epochs}, and {losses} losses")
+    return State(reached.epoch, kept, reached.losses, _numbers(reached.within), reached.seconds, saved)
 
 
 class Saver:
@@ -116,23 +153,28 @@ class Saver:
     At most one is written in ``every`` seconds. Without ``checkpoints`` a phase begins anew and leaves none.
     """
 
-    def __init__(self, net: Net, checkpoints: Checkpoints | None, task: int, phase: int, every: float) -> None:
+    def __init__(
+        self, net: Net, phase: Phase, checkpoints: Checkpoints | None, task: int, number: int, every: float
+    ) -> None:
         self.net, self.checkpoints, self.every = net, checkpoints, every
-        self.task, self.phase, self.name = task, phase, f"task-{task}-phase-{phase}"
-        self.state = self._resume()
+        self.task, self.phase, self.name = task, number, f"task-{task}-phase-{number}"
+        self.state = self._resume(phase)
         self.saved_at = time.monotonic()
         self.began = self.saved_at - self.state.seconds
 
-    def _resume(self) -> State:
+    def _resume(self, phase: Phase) -> State:
         """Take the net over from the newest checkpoint; a phase that is finished has the state after its last epoch."""
         if self.checkpoints is None:
             return State()
-        saved = self.checkpoints.load(self.name) or self.checkpoints.newest_epoch(self.task, self.phase)
+        saved = self.checkpoints.load(self.name, Reached) or self.checkpoints.newest_epoch(self.task, self.phase)
         if saved is None:
             return State()
-        self.net.load_state_dict(saved.part("net."))
-        momentum = {int(number): m for number, m in saved.part("momentum.").items()}
-        return State(saved.values["epoch"], momentum, saved.values["losses"], saved.values["seconds"])
+        try:
+            state = _state(saved, self.net, phase)
+        except ValueError as error:
+            raise saved.unfit(error) from error
+        self.net.load_state_dict(saved.parts("net.")[0])
+        return state
 
     def after_epoch(self) -> None:
         """Save the state inside the phase, if it is time to."""
@@ -151,6 +193,6 @@ class Saver:
         state = self.state
         state.seconds = time.monotonic() - self.began
         if self.checkpoints is not None:
-            tensors = net_tensors(self.net) | {f"momentum.{i}": m for i, m in state.momentum.items()}
-            values = {"epoch": state.epoch, "losses": state.losses, "seconds": state.seconds}
-            self.checkpoints.save(name, Saved(tensors, values))
+            tensors = net_tensors(self.net) | {f"optimiser.{k}": v for k, v in state.optimiser.items()}
+            within = [[None if math.isnan(number) else number for number in row] for row in state.within]
+            self.checkpoints.save(name, Saved(tensors, Reached(state.epoch, state.losses, within, state.seconds)))

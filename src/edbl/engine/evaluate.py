@@ -1,6 +1,7 @@
-"""Evaluation: both read-outs of a net over test images, as confusion matrices."""
+"""Evaluation: what each classifier makes of test images, as confusion matrices."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -8,10 +9,12 @@ from torch.nn import functional as F
 
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
+from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.net import Net, Output, linear
 
+NAME = r"[a-z][a-z0-9-]{0,30}"  # of a classifier
 PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough for the memory of small ones
 
 
@@ -21,7 +24,8 @@ def outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
     net.eval()
     size = images.x.shape[2:].numel() if images.x.ndim == 4 else images.x.shape[-1]
     parts = [net(transform.normalise(x)) for x in images.x.split(max(1, PIXELS // size))]
-    return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]))
+    more = {name: torch.cat([p.more[name] for p in parts]) for name in parts[0].more}
+    return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]), more)
 
 
 def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: bool) -> Tensor:
@@ -55,12 +59,39 @@ def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:
     return torch.bincount(truth * seen + predicted, minlength=seen * seen).view(seen, seen)
 
 
-def evaluate(method: Method, test: Images, transform: Transform | Views, flips: bool) -> dict[str, Tensor]:
-    """Return the confusion matrices of the CNN and the nearest-mean read-out over all seen classes."""
-    output = outputs(method.net, test, transform)
-    seen = output.logits.shape[1]
-    means = class_means(method.memory, method.features, flips)
-    return {
-        "cnn": confusion(test.y, method.scores(output).argmax(1), seen),
-        "nme": confusion(test.y, nearest(means, output.features), seen),
-    }
+def accuracy_within(method: Method, test: Images, old: int) -> tuple[float, float, float]:
+    """Return the accuracy over all, old and new classes by the net's logits, NaN over none.
+
+    A method's own scores may need what it works out at the end of a task.
+    """
+    right = method.outputs(test).logits.argmax(1) == test.y
+    parts = (right, right[test.y < old], right[test.y >= old])
+    return tuple(float(part.float().mean()) for part in parts)  # type: ignore[return-value]  # three of them
+
+
+def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = ()) -> dict[str, Tensor]:
+    """Return the confusion matrix of each classifier over all seen classes.
+
+    They are ``cnn``, the method's scores; ``nme``, the nearest mean of exemplars, where there are any; ``task-aware``,
+    the scores among the classes of the image's own task alone, if the numbers of classes that came with each of the
+    ``tasks`` are given; and those of the method itself.
+    """
+    output = method.outputs(test)
+    scores = method.scores(output)
+    seen = scores.shape[1]
+    answers = {"cnn": scores.argmax(1)}
+    if len(method.memory):
+        answers["nme"] = nearest(class_means(method.memory, method.features, flips), output.features)
+    if tasks:
+        sizes = torch.tensor(tasks, device=test.y.device)
+        task = torch.arange(len(sizes), device=test.y.device).repeat_interleave(sizes)  # of each class
+        answers["task-aware"] = scores.masked_fill(task[test.y].unsqueeze(1) != task, -torch.inf).argmax(1)
+    for name, own in method.classifiers(output).items():
+        if name in answers or not re.fullmatch(NAME, name):
+            raise EdblError(f"a classifier of {method.name} is named '{name}'; use a new name in small letters")
+        if own.shape != scores.shape:
+            raise EdblError(f"scores of classifier '{name}' have shape {list(own.shape)}, not {list(scores.shape)}")
+        answers[name] = own.argmax(1)
+    if method.readout not in answers:
+        raise EdblError(f"{method.name} reports '{method.readout}', which is not among {', '.join(answers)}")
+    return {name: confusion(test.y, predicted, seen) for name, predicted in answers.items()}

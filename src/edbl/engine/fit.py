@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,17 +11,28 @@ from torch.optim.sgd import sgd
 
 from edbl.data.augment import Transform, Views
 from edbl.data.mixing import Batch
-from edbl.engine.checkpoint import State
+from edbl.engine.checkpoint import LOSS, Saved, State
 from edbl.engine.progress import Progress
-from edbl.errors import Diverged
+from edbl.errors import Diverged, EdblError, happened
 from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
 from edbl.schedule import Optim
 from edbl.seeds import Seeds
+from edbl.store import check_tensors
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 SHOWN = 100  # batches, of which batch normalisation, at a momentum of 0.1, forgets all but the last few dozens
 WARM_UP = 3  # steps before a capture, in which libraries make their choices and the optimiser its buffers
 ADVICE = "lower the learning rate (schedule.lr) or a weight of the loss"
+
+
+class Watch(NamedTuple):
+    """Accuracy within a phase, after ``every`` so many epochs and at its end."""
+
+    every: int
+    accuracy: Callable[[], tuple[float, float, float]]  # of the present net over all, old and new classes
 
 
 @dataclass(frozen=True)
@@ -40,11 +52,15 @@ class Loop:
         place: Sequence[int | str],
         state: State,
         after_epoch: Callable[[], None] = lambda: None,
+        watch: Watch | None = None,
     ) -> None:
         """Train a phase from ``state`` to its end; call ``after_epoch`` after each epoch but the last."""
         generator = Generator(phase.draw.data.y.device)
         step = Step(phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph)
-        step.optimiser.load(state.momentum)
+        try:
+            step.optimiser.load(state.optimiser)
+        except ValueError as error:
+            raise (state.saved or Saved({}, {})).unfit(error) from error
         net.train(phase.train_mode)
         if generator.device.type == "cuda":
             self.progress.busy("compiling kernels, once per machine")
@@ -53,26 +69,38 @@ class Loop:
                 seed = self.seeds.number(*place, "epoch", epoch)
                 generator.manual_seed(seed)
                 torch.manual_seed(seed ^ 1)  # for a module's own draws, such as dropout's
-                state.losses.append(self._epoch(phase, step, epoch))
+                try:
+                    means = self._epoch(phase, step, epoch)
+                except Exception as error:
+                    happened(error, f"phase {phase.name}, epoch {epoch + 1}")
+                    raise
+                for name, mean in means.items():
+                    state.losses.setdefault(name, []).append(mean)
                 state.epoch = epoch + 1
+                if watch and (state.epoch % watch.every == 0 or state.epoch == phase.schedule.epochs):
+                    state.within.append([float(state.epoch), *watch.accuracy()])
+                    net.train(phase.train_mode)
                 if state.epoch < phase.schedule.epochs:
-                    state.momentum = step.optimiser.momentum()
+                    state.optimiser = step.optimiser.state()
                     after_epoch()
-        state.momentum = {}  # the next phase has an optimiser of its own
+        state.optimiser = {}  # the next phase has one of its own
         net.eval()
         if phase.finish is not None:
+            before = _structure(net)
             phase.finish()
+            if _structure(net) != before:  # a run that was killed after it could not load the net
+                raise EdblError(f"`finish` of phase '{phase.name}' changes the structure of the net; do that in `end`")
 
-    def _epoch(self, phase: Phase, step: "Step", epoch: int) -> float:
-        """Make the steps of an epoch, and return their mean loss."""
+    def _epoch(self, phase: Phase, step: "Step", epoch: int) -> dict[str, float]:
+        """Make the steps of an epoch, and return the means of their loss and of what it logged, by name."""
         batches = phase.draw.sampler(step.generator)  # [steps, batch]
-        batches = batches[: phase.optim.steps] if phase.optim.steps else batches
         step.begin_epoch(batches, phase.schedule.rate(epoch, phase.optim.warmup))
         self.progress.epoch(epoch, len(batches))
         for number in range(len(batches)):
             step()
             self.progress.step(step.losses, number, step.images)
-        losses = step.losses.cpu()  # the first time in an epoch that the host waits for the device
+        # The first time in an epoch that the host waits for the device.
+        losses, *logs = torch.stack([step.losses, *step.logs.values()]).cpu()
         if not losses.isfinite().all():
             at = int((~losses.isfinite()).nonzero()[0])
             raise Diverged(
@@ -82,7 +110,7 @@ class Loop:
         # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
         if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
             raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
-        return float(losses.mean())
+        return {LOSS: float(losses.mean())} | {k: float(log.mean()) for k, log in zip(step.logs, logs, strict=True)}
 
     def show(self, net: Net, draw: Draw, place: Sequence[int | str]) -> None:
         """Show images to a net that does not learn: the statistics of its batch normalisation become theirs."""
@@ -94,9 +122,13 @@ class Loop:
             while left > 0:
                 batches = draw.sampler(generator)[:left]
                 for index in batches:
-                    net(self.transform.augment(draw.data[index].x, generator))
+                    net((draw.augment or self.transform.augment)(draw.data[index].x, generator))
                 left -= len(batches)
         net.eval()
+
+
+def _structure(net: Net) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in net.state_dict().items()}
 
 
 @contextmanager
@@ -131,11 +163,13 @@ class Step:
         graph: bool,
     ) -> None:
         self.phase = phase
-        self.transform = transform
+        self.phase.logged.clear()
         self.generator = generator
         device = generator.device
         self.bf16 = bf16
-        self.use_graph = graph and device.type == "cuda"
+        self.augment = phase.draw.augment or transform.augment
+        self.optimiser = optimiser(phase)
+        self.use_graph = graph and device.type == "cuda" and isinstance(self.optimiser, SGD)
         self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
@@ -144,13 +178,14 @@ class Step:
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
         self.losses = torch.empty(0, device=device)  # [steps]
-        self.optimiser = SGD(phase.params, phase.backbone, phase.optim)
+        self.logs: dict[str, Tensor] = {}  # what the loss logs by name, [steps]
 
     def begin_epoch(self, batches: Tensor, rate: float) -> None:
         """Take the index batches and the learning rate of an epoch."""
         if batches.shape != self.batches.shape:
             self.batches = torch.empty_like(batches)
             self.losses = torch.empty(len(batches), device=batches.device)
+            self.logs = {}
         self.batches.copy_(batches)
         self.losses.zero_()
         self.number.zero_()
@@ -177,7 +212,8 @@ class Step:
         index = self.batches.index_select(0, self.number).squeeze(0)
         images = self.phase.draw.data[index]
         labels = self.one_hot[images.y]  # [batch, seen]
-        return self.phase.draw.mixing(Batch(self.transform.augment(images.x, self.generator), labels), self.generator)
+        batch = Batch(self.augment(images.x, self.generator), labels, index=index)
+        return self.phase.draw.mixing(batch, self.generator)
 
     def _step(self) -> None:
         batch = self._batch()
@@ -195,9 +231,50 @@ class Step:
         if self.phase.adjust is not None:
             with cast:
                 self.phase.adjust(self.generator)
+        if self.phase.optim.clip:
+            nn.utils.clip_grad_norm_(self.phase.params, self.phase.optim.clip)
         self.optimiser.step()
         self.losses.index_copy_(0, self.number, loss.detach().float().view(1))
+        for name, value in self.phase.logged.items():
+            log = self.logs.setdefault(name, torch.zeros_like(self.losses))
+            log.index_copy_(0, self.number, value.float().view(1))
         self.number += 1
+
+
+class Optimiser(Protocol):
+    """What changes parameters by their gradients."""
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate."""
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+
+    def step(self) -> None:
+        """Update all parameters that have a gradient."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what a checkpoint must hold of it, by number of the parameter and name: ``3.momentum``."""
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+
+
+def optimiser(phase: Phase) -> Optimiser:
+    """Return the optimiser of a phase: one of its own, or what the recipe names."""
+    if phase.optimiser is not None:
+        return Foreign(phase.optimiser(phase.params))
+    if phase.optim.kind == "sgd":
+        return SGD(phase.params, phase.backbone, phase.optim)
+    from torch.optim import Adam, AdamW
+
+    slow = set(phase.backbone)
+    groups = [
+        {"params": [p for p in phase.params if (p in slow) == is_slow], "lr_scale": scale}
+        for is_slow, scale in ((True, phase.optim.backbone_lr), (False, 1.0))
+    ]
+    kind = {"adam": Adam, "adamw": AdamW}[phase.optim.kind]
+    return Foreign(kind([group for group in groups if group["params"]], weight_decay=phase.optim.weight_decay))
 
 
 class SGD:
@@ -247,11 +324,56 @@ class SGD:
             for number, momentum in zip(used, momenta, strict=True):
                 self.momenta[number] = momentum
 
-    def momentum(self) -> dict[int, Tensor]:
-        """Return the momentum of each parameter that has one, by its number, for a checkpoint."""
-        return {number: momentum for number, momentum in enumerate(self.momenta) if momentum is not None}
+    def state(self) -> dict[str, Tensor]:
+        """Return the momentum of each parameter that has one, for a checkpoint."""
+        return {f"{number}.momentum": m for number, m in enumerate(self.momenta) if m is not None}
 
-    def load(self, momentum: Mapping[int, Tensor]) -> None:
-        """Take over what `momentum` gave."""
-        for number, value in momentum.items():
-            self.momenta[number] = value.to(self.params[number].device)
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave; a parameter without momentum, beside others, had no gradient yet."""
+        _check_kept(state, self.params, fused=True)
+        for number, parameter in enumerate(self.params if state else ()):
+            momentum = state.get(f"{number}.momentum", torch.zeros_like(parameter))
+            self.momenta[number] = momentum.detach().to(parameter.device)
+
+
+class Foreign:
+    """An optimiser of PyTorch. It is not captured in a graph: few can be."""
+
+    def __init__(self, optimiser: "Optimizer") -> None:
+        self.optimiser = optimiser
+        self.zero_grad, self.step = optimiser.zero_grad, optimiser.step
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of each group, times its ``lr_scale``."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what it keeps for each parameter, for a checkpoint."""
+        kept = self.optimiser.state_dict()["state"]
+        named = {f"{number}.{name}": value for number, own in kept.items() for name, value in own.items()}
+        return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over what `state` gave."""
+        _check_kept(state, [p for group in self.optimiser.param_groups for p in group["params"]])
+        kept: dict[int, dict[str, Tensor]] = {}
+        for name, value in state.items():
+            number, _, what = name.partition(".")
+            kept.setdefault(int(number), {})[what] = value
+        groups = self.optimiser.state_dict()["param_groups"]
+        self.optimiser.load_state_dict({"state": kept, "param_groups": groups})
+
+
+def _check_kept(state: Mapping[str, Tensor], params: Sequence[Tensor], fused: bool = False) -> None:
+    """Refuse what is of no parameter, or of another shape: it may come from anywhere, and kernels believe it.
+
+    Unless an update is ``fused``, one number may stand for several of a parameter, such as its steps.
+    """
+    numbered = {str(number): p for number, p in enumerate(params)}
+    wanted = {name: numbered[number] for name in state if (number := name.partition(".")[0]) in numbered}
+    for name, parameter in wanted.items():
+        sizes = zip(state[name].shape, parameter.shape, strict=False)
+        if not fused and state[name].ndim in (0, parameter.ndim) and all(size in (1, full) for size, full in sizes):
+            wanted[name] = state[name]
+    check_tensors(state, wanted)

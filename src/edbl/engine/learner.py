@@ -1,10 +1,10 @@
 """A learner: a net, its memory and the method that trains them, for one task after another."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -13,19 +13,21 @@ from torch import Generator, Tensor
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
-from edbl.engine.checkpoint import Checkpoints, Saved, Saver, net_tensors
+from edbl.engine.checkpoint import Checkpoints, Saved, Saver, State, net_tensors
 from edbl.engine.evaluate import outputs
-from edbl.engine.fit import Loop
+from edbl.engine.fit import Loop, Watch
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method
-from edbl.methods.base import Draw, Method, Phase
-from edbl.nets import backbones
-from edbl.nets.backbones import Backbone
+from edbl.methods.base import Draw, Method, Phase, Tools
+from edbl.nets import named
+from edbl.nets.backbones import Backbone, ResNet
+from edbl.nets.net import Net
 from edbl.rule import TaskFacts
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
+from edbl.store import check_tensors
 from edbl.training import Training
 
 CPU = torch.device("cpu")
@@ -42,6 +44,22 @@ def _on_gpu() -> Iterator[None]:
         raise EdblError(hint) from error
 
 
+@dataclass
+class Learnt:
+    """What there is to tell of a task that was learnt."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # of each part
+    losses: dict[str, list[float]] = field(default_factory=dict)  # of each epoch of each phase, and what it logged
+    within: dict[str, list[list[float]]] = field(default_factory=dict)  # epochs and accuracies within each phase
+
+    def add(self, phase: str, state: State) -> None:
+        """Add a phase."""
+        self.seconds[phase] = state.seconds
+        self.losses |= {f"{phase}.{name}" if name else phase: means for name, means in state.losses.items()}
+        if state.within:
+            self.within[phase] = state.within
+
+
 class Learner:
     """What learns, made from a training; ``make`` makes its backbone where the training's is not wanted."""
 
@@ -55,6 +73,7 @@ class Learner:
         make: Callable[[Generator], Backbone] | None = None,
     ) -> None:
         self.training = training
+        self.shape = torch.Size(shape)
         self.transform = transform
         self.device = device
         self.progress = progress
@@ -63,40 +82,57 @@ class Learner:
         fuse = bf16 and training.fused and device.type == "cuda"
         self.loop = Loop(transform, self.seeds, progress, bf16, training.graph)
         self.kind = kind = find_method(training.method)  # once: a file may be edited while a run goes on
+        built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
 
         def backbone(generator: Generator) -> Backbone:
-            made = backbones.build(training.net.backbone, shape, generator, kind.last_relu).to(device)
-            if fuse and isinstance(made, backbones.ResNet):
+            made = built(generator).to(device)
+            if fuse and isinstance(made, ResNet):
                 made.fuse(shape)
             return made
 
         with self.seeds.everywhere("backbone"):
-            self.net = kind.build(make or backbone, self.seeds.generator(CPU, "backbone")).to(device)
+            net = kind.build(backbone, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
-        self.memory = Memory(Budget.parse(training.memory))
-        self.state: dict[str, Tensor] = {}  # what the method keeps from task to task
         if not isinstance(training.options, kind.Config):
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
-        self.method = self._method(training)
+        self.budget = Budget.parse(training.memory)
+        self.method = self._method(training, 0, net, Memory(self.budget), {})
 
-    def _method(self, training: Training) -> Method:
+    @property
+    def net(self) -> Net:
+        """The method's net, which it may replace."""
+        return self.method.net
+
+    @property
+    def memory(self) -> Memory:
+        """The exemplars."""
+        return self.method.memory
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What the method keeps from task to task beside them."""
+        return self.method.state
+
+    def _method(self, training: Training, task: int, net: Net, memory: Memory, state: dict[str, Tensor]) -> Method:
         """Return the method as it is when a run goes on: with its net, memory and state, and no other attributes."""
-        made = self.kind(
-            self.net,
-            self.memory,
-            cast(Any, training.options),
-            training.schedule,
-            training.optim,
-            self.features,
-            training.first,
+        tools = Tools(
+            partial(outputs, transform=self.transform),
             self.transform.normalise,
+            self.transform.augment,
+            partial(self.seeds.generator, CPU, "task", task, "method"),
         )
-        made.state = self.state
+        options = cast(Any, training.options)
+        made = self.kind(net, memory, options, training.schedule, training.optim, tools, training.first)
+        made.state = state
         return made
+
+    def _anew(self, training: Training, task: int) -> None:
+        """Make the method anew for a task."""
+        self.method = self._method(training, task, self.net, self.memory, self.state)
 
     def features(self, images: Images) -> Tensor:
         """Return features of images by the present net."""
-        return outputs(self.net, images, self.transform).features
+        return self.method.features(images)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the net and the method's state."""
@@ -106,18 +142,42 @@ class Learner:
     def tensors(self) -> dict[str, Tensor]:
         """Return net, memory and the method's state."""
         images = self.memory.images
-        return self.weights() | {"memory.x": images.x, "memory.y": images.y}
+        extra = {f"memory.extra.{k}": v for k, v in images.extra.items()}
+        return self.weights() | {"memory.x": images.x, "memory.y": images.y} | extra
 
     def load(self, saved: Saved, sizes: Sequence[int]) -> None:
-        """Take over net, memory and state, as `tensors` gave them after tasks of ``sizes`` classes."""
+        """Take over net, memory and state, as `tensors` gave them after tasks of ``sizes`` classes.
+
+        All of it is checked, since it may come from anywhere: a `ValueError` says what does not fit.
+        """
+        weights, learnt, state, extra = saved.parts("net.", "learnt.", "state.", "memory.extra.")
         for size in sizes:
             self.net.grow(size, self.seeds.generator(CPU, "restore"))
-        self.net.load_state_dict(saved.part("net."))
-        self.learnt = saved.part("learnt.")
-        self.state.clear()
-        self.state |= {k: v.to(self.device) for k, v in saved.part("state.").items()}
-        exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"]).to(self.device)
-        self.memory.replace(exemplars, self.net.head.classes)
+            if _count(self.net.state_dict()) > _count(weights):  # before it takes all memory
+                raise ValueError("there are fewer weights than the net has")
+        wanted = self.net.state_dict()
+        check_tensors(weights, wanted)
+        check_tensors(learnt, {k: v for k, v in wanted.items() if k in learnt and "running_" in k})
+        self._check_memory(saved.tensors, extra)
+        self.method.check_state(state)
+        self.net.load_state_dict(weights)
+        self.learnt = learnt
+        self.method.state = {k: v.to(self.device) for k, v in state.items()}
+        exemplars = Images(saved.tensors["memory.x"], saved.tensors["memory.y"], extra)
+        if exemplars.x.ndim > 1:  # else the memory was never filled
+            self.memory.replace(exemplars.to(self.device), self.net.head.classes)
+
+    def _check_memory(self, tensors: Mapping[str, Tensor], extra: Mapping[str, Tensor]) -> None:
+        """Refuse exemplars that are no images of this learner's shape, sorted by class; there may be none at all."""
+        x, y = (tensors.get(name, torch.empty(1)) for name in ("memory.x", "memory.y"))
+        own = x.shape[-len(self.shape) :] == self.shape and x.ndim in (1 + len(self.shape), 2 + len(self.shape))
+        fits = own and x.is_floating_point() == (len(self.shape) < 3)
+        lengths = {part.shape[:1] for part in (x, y, *extra.values())}
+        if not (fits or x.shape == (0,)) or lengths != {y.shape}:
+            raise ValueError(f"tensor 'memory.x' is {x.dtype} {list(x.shape)} of {list(y.shape)} labels")
+        known = torch.arange(self.net.head.classes, device=y.device)
+        if y.dtype != torch.int64 or (y.diff() < 0).any() or not torch.isin(y, known).all():
+            raise ValueError("tensor 'memory.y' is not the class of each exemplar, in order")
 
     def epochs(self, new: bool, first: bool) -> int:
         """Return about how many epochs it takes to learn ``new`` classes, or known ones again, for the time left.
@@ -130,63 +190,64 @@ class Learner:
         own = (value for value in vars(training.options).values() if isinstance(value, Schedule))
         return training.schedule.epochs + sum(schedule.epochs for schedule in own)
 
-    @_on_gpu()
-    def learn(
-        self, task: Task, checkpoints: Checkpoints | None = None
-    ) -> tuple[dict[str, float], dict[str, list[float]]]:
-        """Learn one task, from where its newest checkpoint left it; without ``checkpoints``, at one go.
-
-        Return the seconds that each part took, and the mean loss of each epoch of each phase.
-        """
+    def learn(self, task: Task, checkpoints: Checkpoints | None = None, watch: Watch | None = None) -> "Learnt":
+        """Learn one task, from where its newest checkpoint left it; without ``checkpoints``, at one go."""
         if self.method.keeps != "all images":
             task = replace(task, stream_train=None)
         self._as_learnt()
         by_rule = task.old and self.training.by_rule
-        self.method = self._method(self.training.ruled(self._facts(task)) if by_rule else self.training)
-        with self.seeds.everywhere("task", task.index):
+        self._anew(self.training.ruled(self._facts(task)) if by_rule else self.training, task.index)
+        with _on_gpu(), self.seeds.everywhere("task", task.index):
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
-            timings, losses = self._fit(task, self.method.phases(task), checkpoints)
-            self.progress.busy("choosing exemplars")
-            with stopwatch(timings, "memory"):
+            learnt = self._fit(task, self.method.phases(task), checkpoints, watch)
+            self.progress.busy("choosing exemplars" if self.budget.count else "finishing the task")
+            with stopwatch(learnt.seconds, "memory"):
                 self.method.end(task)
-        self.memory.check()
-        return timings, losses
+        self.memory.check(self.budget)
+        self.progress.learnt(task.index)
+        return learnt
 
-    @_on_gpu()
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
-        self.method = self._method(self.training)
+        self._anew(self.training, task.index)
         self.net.head.thaw()
-        with self.seeds.everywhere("task", task.index):
-            self._fit(task, islice(self.method.phases(task), 1), checkpoints)
+        with _on_gpu(), self.seeds.everywhere("task", task.index):
+            self._fit(task, self.method.refresh(task), checkpoints)
+        self.progress.learnt(task.index)
 
     def _fit(
-        self, task: Task, phases: Iterable[Phase], checkpoints: Checkpoints | None
-    ) -> tuple[dict[str, float], dict[str, list[float]]]:
+        self,
+        task: Task,
+        phases: Iterable[Phase] | None,
+        checkpoints: Checkpoints | None,
+        watch: Watch | None = None,
+    ) -> "Learnt":
         """Fit one phase after the other, and then let batch normalisation see clean images, if it shall."""
-        timings: dict[str, float] = {}
-        losses: dict[str, list[float]] = {}
+        if phases is None:
+            raise EdblError(f"`phases` of {self.method.name} gives None; let it yield phases, or return an empty list")
+        learnt = Learnt()
         clean: Draw | None = None
         after = self.seeds.number("task", task.index, "after phases")
         for number, phase in enumerate(phases):
             if number == 0:
                 clean = self.method.norm_statistics(task, phase.draw)
-            if phase.name in losses:  # and the seeds of its draws are named after it
+            if phase.name in learnt.seconds:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
-            saver = Saver(self.net, checkpoints, task.index, number, self.training.checkpoint_seconds)
+            saver = Saver(self.net, phase, checkpoints, task.index, number, self.training.checkpoint_seconds)
             state, epochs = saver.state, phase.schedule.epochs
             self.progress.phase(task.index, phase.name, epochs, state.epoch)
             if state.epoch < epochs:
-                self.loop.fit(self.net, phase, ("task", task.index, phase.name), state, saver.after_epoch)
+                place = "task", task.index, phase.name
+                self.loop.fit(self.net, phase, place, state, saver.after_epoch, watch)
                 saver.finish()
-            timings[phase.name], losses[phase.name] = state.seconds, state.losses
+            learnt.add(phase.name, state)
             # What a method draws between phases and at the end must not hang on what this phase drew, or did not.
             torch.manual_seed(after + number)
         if clean:
-            with stopwatch(timings, "clean"):
+            with stopwatch(learnt.seconds, "clean"):
                 self._show(task, clean)
-        return timings, losses
+        return learnt
 
     def _facts(self, task: Task) -> TaskFacts:
         """Return what the rule asks about a task; features have no size, and count as small images."""
@@ -203,6 +264,10 @@ class Learner:
         """Give batch normalisation the statistics of unmixed images, and keep those it was trained on."""
         self.learnt = {k: v.clone() for k, v in self.net.state_dict().items() if "running_" in k}
         self.loop.show(self.net, clean, ("task", task.index, "clean"))
+
+
+def _count(tensors: Mapping[str, Tensor]) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
 
 
 @contextmanager

@@ -1,21 +1,32 @@
 """What a run needs before it trains: its data, its stream and its learner, so that all that can fail early does."""
 
 import hashlib
+import inspect
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from edbl import users
 from edbl.data import datasets
+from edbl.data.arrivals import Arrivals, arrivals, own_parts, share_out
+from edbl.data.given import as_dataset
 from edbl.data.images import Dataset
-from edbl.data.stream import Stream, class_order, find_classes, hold_out, task_sizes
+from edbl.data.stream import Kind, Stream, class_order, find_classes, hold_out, task_sizes
 from edbl.engine import environment
+from edbl.engine.checkpoint import Checkpoints
 from edbl.engine.learner import Learner
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget
-from edbl.recipe import Recipe, StreamSettings
+from edbl.methods import find_method, methods
+from edbl.methods.base import Method
+from edbl.nets import named
+from edbl.recipe import Recipe, StreamSettings, given_method
 from edbl.records import Record
 
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
@@ -24,24 +35,58 @@ FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's 
 class Prepared:
     """A recipe with its data loaded and its learner made."""
 
-    def __init__(self, recipe: Recipe, data_dir: Path | None, progress: Progress) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        data_dir: Path | None,
+        progress: Progress,
+        dataset: Dataset | None = None,
+        parts: Sequence[Tensor] | None = None,
+    ) -> None:
         self.recipe = recipe
         device = environment.pick_device(recipe.device)
         settings = recipe.data
-        dataset = datasets.load(settings.name, data_dir, image_size=settings.image_size, skip_bad=settings.skip_bad)
+        if dataset is None:
+            size = settings.image_size
+            dataset = datasets.load(settings.name, data_dir, image_size=size, skip_bad=settings.skip_bad)
         dataset.check()
         if settings.holdout:
             dataset = hold_out(dataset, settings.holdout, recipe.seed)
         self.notes = list(dataset.notes)
         self.fingerprint = fingerprint(dataset)
-        order, sizes = plan(recipe.stream, dataset.classes)
+        if parts is None:
+            order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
+        else:
+            order, sizes, parts = arrivals(dataset.train.y, parts)
         Budget.parse(recipe.memory).check(len(order))
-        self.stream = Stream(dataset, order, sizes, device)
+        self.stream = Stream(dataset, order, sizes, device, parts)
+        check_stream(find_method(recipe.method), self.stream.kinds)
         shape = dataset.train.x.shape[1:]
+        self.code = code(recipe)
+        self.shape = shape
+        self.learner = self._learner(device, progress)
         if len(shape) == 3:
             settings.check(shape[0])
-        self.method_digest = method_digest(recipe)
-        self.learner = Learner(recipe, shape, settings.transform(device), device, progress)
+
+    def _learner(self, device: torch.device, progress: Progress) -> Learner:
+        return Learner(self.recipe, self.shape, self.recipe.data.transform(device), device, progress)
+
+    def try_to_resume(self, checkpoints: Checkpoints, task: int) -> None:
+        """Load the state after a task into a fresh learner: what could not go on fails now, not after a kill."""
+        learner, saved = self._learner(self.learner.device, Progress()), checkpoints.load(f"task-{task}")
+        if saved is None:
+            return  # an unlucky moment; whoever goes on finds the state before it
+        name = self.learner.method.name
+        try:
+            learner.load(saved, self.stream.sizes[: task + 1])
+        except ValueError as error:
+            raise EdblError(
+                f"a run of {name} could not be resumed: after task {task + 1} its net is not what `build` and `grow` "
+                f"make; keep other tensors in `self.state` ({' '.join(str(error).split())})"
+            ) from error
+        again = learner.tensors()
+        if odd := sorted(k for k, v in saved.tensors.items() if k not in again or not _same(v, again[k].cpu())):
+            raise EdblError(f"a run of {name} could not be resumed: '{odd[0]}' is lost after task {task + 1}")
 
     def record(self) -> Record:
         """Return the record of a run that has learnt nothing yet."""
@@ -57,11 +102,12 @@ class Prepared:
             recipe=recipe.values(),
             classes=list(self.stream.classes),
             task_sizes=list(self.stream.sizes),
+            returning=self.stream.returning,
             commit=environment.commit(),
             versions=environment.versions(),
             device=environment.describe(self.learner.device),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
-            method_digest=self.method_digest,
+            code=self.code,
             data_fingerprint=self.fingerprint,
             our_reading=method.our_reading,
             notes=self.notes,
@@ -75,19 +121,93 @@ class Prepared:
         return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
 
 
-def plan(stream: StreamSettings, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
-    """Return the class order and the size of each task."""
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Tell whether two tensors have the same bits, or are both not a number."""
+    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def with_stream(recipe: Recipe, stream: object) -> tuple[Recipe, list[Tensor] | None]:
+    """Return the recipe of a run that is given a stream, with a name for it, and the images of each task."""
+    if stream is None:
+        return recipe, None
+    if recipe.data.holdout:
+        raise EdblError("with data.holdout training images have other numbers; leave it or the stream out")
+    parts = own_parts(stream)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part.numpy().tobytes())
+    return replace(recipe, stream=StreamSettings("own", given=digest.hexdigest())), parts
+
+
+def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
+    """Return which classes and training images arrive when."""
+    labels, tasks = dataset.train.y, listed(stream, dataset.classes, seed)
+    parts = share_out(
+        labels,
+        tasks,
+        seed,
+        shots=stream.shots,
+        imbalance=stream.imbalance,
+        tail=stream.tail,
+        blur=stream.blur,
+        disjoint=stream.disjoint,
+    )
+    return arrivals(labels, parts, tasks)
+
+
+def listed(stream: StreamSettings, names: Sequence[str], seed: int) -> list[list[int]]:
+    """Return the classes of each task, some perhaps again."""
+    if stream.protocol == "own":
+        raise EdblError("a stream of one's own is given in Python: `edbl.run(recipe, stream=...)`, and so to `resume`")
     if stream.protocol == "tasks":
         if not stream.tasks or not all(stream.tasks):
             raise EdblError("protocol tasks needs stream.tasks, a list of tasks with at least one class each")
-        return find_classes([c for task in stream.tasks for c in task], names), [len(task) for task in stream.tasks]
+        return [find_classes(task, names, f"task {t + 1} of stream.tasks") for t, task in enumerate(stream.tasks)]
     sizes = task_sizes(len(names), stream.protocol, stream.phases, stream.base, stream.step)
-    return class_order(stream.order, names), sizes
+    order = iter(class_order(stream.order, names, seed))
+    return [list(islice(order, size)) for size in sizes]
 
 
-def method_digest(recipe: Recipe) -> str:
-    """Return a digest of the file of a user's own method, or nothing."""
-    return hashlib.sha256(Path(recipe.method).read_bytes()).hexdigest() if recipe.method.endswith(".py") else ""
+def check_stream(method: type[Method], kinds: frozenset[Kind]) -> None:
+    """Refuse a stream that the method does not say that it can learn."""
+    words = {"nothing new": "a task without a new class", "returning": "classes that come back"}
+    if lacking := sorted(kinds - method.streams):
+        able = sorted(name for name, kind in methods().items() if kinds <= kind.streams)
+        what = f"{method.name} does not learn streams with {words[lacking[0]]}"
+        raise EdblError(f"{what}; use one of {', '.join(able)}, or another stream")
+
+
+def code(recipe: Recipe) -> dict[str, str]:
+    """Return what tells the code that a recipe names, and that is not ours, from other such code, by key."""
+    found = {
+        "method": users.digest(users.METHOD, recipe.method, methods()),
+        "data.name": users.digest(users.DATA, recipe.data.name, datasets.DATASETS),
+        "net.backbone": named.digest(recipe.net.backbone),
+    }
+    return {key: text for key, text in found.items() if text}
+
+
+def with_objects(
+    recipe: Recipe, data: object = None, backbone: object = None, method: object = None
+) -> tuple[Recipe, Dataset | None]:
+    """Return the recipe of a run that is given objects, with names for them, and the data."""
+    if method is not None:
+        recipe = Recipe.of({**recipe.values(), "method": given_method(method)})
+    if backbone is not None:
+        kind = backbone if inspect.isroutine(backbone) or inspect.isclass(backbone) else type(backbone)
+        name = users.give(users.BACKBONE, kind.__name__, backbone)
+        recipe = replace(recipe, net=replace(recipe.net, backbone=name))
+    if data is None:
+        return recipe, None
+    if recipe.data.name.partition(":")[0] != datasets.GIVEN:
+        raise EdblError(
+            f"the recipe is for {recipe.data.name}, whose mean and more may not suit the data that are given\n"
+            f'make it for those: `Recipe.build(..., data="{datasets.GIVEN}")`'
+        )
+    dataset = as_dataset(data)
+    dataset.check()
+    name = users.GIVEN + fingerprint(dataset)
+    return replace(recipe, data=replace(recipe.data, name=name)), dataset
 
 
 def fingerprint(dataset: Dataset) -> str:

@@ -24,6 +24,9 @@ class Progress:
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase, of which ``done`` epochs need no training any more."""
 
+    def learnt(self, task: int) -> None:
+        """Announce that a task is learnt, in phases or without any."""
+
     def epoch(self, epoch: int, steps: int) -> None:
         """Announce an epoch."""
 
@@ -60,8 +63,9 @@ class Count(Progress):
 
     @property
     def share(self) -> float:
-        """Share of the run that is done."""
-        return 1 - self.left / max(sum(self.plan), 1)
+        """Share of the run that is done: of its epochs or, where there are none, of its tasks."""
+        epochs = sum(self.plan)
+        return 1 - self.left / epochs if epochs else self.task / max(len(self.plan), 1)
 
     def run(self, title: str, plan: Sequence[int], first: int) -> None:
         """Announce a run."""
@@ -71,20 +75,17 @@ class Count(Progress):
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase; a plan that was too short or too long is mended as soon as that shows."""
         self.before += self.phase_epochs
-        if task != self.task:
-            self._end_task()
         self.task, self.phase_name, self.phase_epochs = task, name, epochs
         self.plan[task] = max(self.plan[task], self.before + epochs)
         self.start = self.now = done
         self.number = 0
 
-    def _end_task(self) -> None:
+    def learnt(self, task: int) -> None:
         """Plan for a task what it took, and for later ones the same: only a first task is unlike others."""
-        if self.task:
-            self.plan[self.task :] = [self.before] * len(self.plan[self.task :])
-        else:
-            self.plan[0] = self.before
-        self.before = 0
+        took = self.before + self.phase_epochs
+        self.plan[task:] = [took, *([took] * len(self.plan[task + 1 :]) if task or not took else self.plan[task + 1 :])]
+        self.task = task + 1
+        self.before = self.phase_epochs = self.start = self.now = self.number = 0
 
     def epoch(self, epoch: int, steps: int) -> None:
         """Announce an epoch."""
@@ -148,7 +149,7 @@ class Bars(Count):
         table.add_row(
             f"[bold]{escape(self.title)}[/bold]",
             ProgressBar(total=1, completed=self.share, width=30),
-            f"task {self.task + 1}/{len(self.plan)}",
+            f"task {min(self.task + 1, len(self.plan))}/{len(self.plan)}",
             f"time left {_clock(left)}" if left is not None else "",
         )
         if self._busy:

@@ -6,18 +6,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from edbl import records
+from torch import Tensor
+
+from edbl import records, users
 from edbl.data import datasets
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
-from edbl.engine.evaluate import evaluate
-from edbl.engine.folders import changed, default_folder, is_free, taken
+from edbl.engine.evaluate import accuracy_within, evaluate
+from edbl.engine.fit import Watch
+from edbl.engine.folders import changed_since, default_folder, is_free, taken
 from edbl.engine.learner import stopwatch
-from edbl.engine.prepare import Prepared
+from edbl.engine.prepare import Prepared, with_objects, with_stream
 from edbl.engine.progress import Progress
-from edbl.errors import Diverged, EdblError
-from edbl.recipe import HOW, RECIPE, Recipe
+from edbl.errors import Diverged, EdblError, Unnamed, command, happened
+from edbl.methods.base import Method
+from edbl.nets import named
+from edbl.recipe import HOW, RECIPE, Recipe, flat, given_method, without_dropped
 from edbl.records import Record
 from edbl.store import lock, sweep, write_atomic
+
+# What a record says that follows from the recipe and the data.
+OF_RECIPE = ("method", "data", "protocol", "phases", "memory", "order", "seed", "classes", "task_sizes", "our_reading")
 
 
 class Start(Protocol):
@@ -37,15 +45,25 @@ def run(
     data_dir: Path | None = None,
     progress: Progress | None = None,
     start: Start | None = None,
+    data: object = None,
+    backbone: object = None,
+    method: type[Method] | None = None,
+    stream: object = None,
 ) -> Record:
     """Run a recipe and return its record; ``out`` must not hold anything yet (default: ``runs/NAME``).
 
-    ``start`` is a first task that it shares with others: what they learnt of it is taken, or else this run's is kept.
+    Objects win over what the recipe names. ``data``, for a recipe whose data set is ``given``, is a `Dataset`, arrays
+    or tensors ``(X, y, X_test, y_test)``, or ``(train, test)`` that give images and labels by number. ``backbone`` is a
+    module, which keeps its weights, or what makes one, and ``method`` a class. ``stream`` has the numbers of each
+    task's training images. ``start`` is a first task that it shares with others: what they learnt of it is taken, or
+    else this run's is kept.
     """
+    recipe, dataset = with_objects(recipe, data, backbone, method)
+    recipe, parts = with_stream(recipe, stream)
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise taken(folder)
-    prepared = Prepared(recipe, data_dir, progress or Progress())
+    prepared = Prepared(recipe, data_dir, progress or Progress(), dataset, parts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -64,36 +82,107 @@ def run(
         return _learn_tasks(prepared, folder, record, start)
 
 
-def resume(folder: Path | str, *, data_dir: Path | None = None, progress: Progress | None = None) -> Record:
-    """Go on with a run that was stopped; a finished one is returned as it is."""
+def resume(
+    folder: Path | str,
+    *,
+    data_dir: Path | None = None,
+    progress: Progress | None = None,
+    data: object = None,
+    backbone: object = None,
+    method: type[Method] | Path | str | None = None,
+    stream: object = None,
+    changed: bool = False,
+) -> Record:
+    """Go on with a run that was stopped; a finished one is returned as it is.
+
+    What `run` was given as an object is given again. A file with code, such as ``mine.py:make``, is named again: it
+    runs, and a folder may come from anywhere. With ``changed``, code of users may have changed since.
+    """
     folder = Path(folder)
+    given = {"data": data, "backbone": backbone, "method": method}
+    files = users.files({key: str(x) for key, word in users.KEYS.items() if isinstance(x := given[word], str | Path)})
+    users.trust(files)
+    objects = {word: given[word] for key, word in users.KEYS.items() if key not in files}
     record = records.read(folder)
     if record.status != "done":
         with lock(folder):
             record = records.read(folder)  # another process may have gone on meanwhile
             if record.status != "done":
-                prepared = _prepare_again(folder, record, data_dir, progress or Progress())
+                prepared = _prepare_again(folder, record, data_dir, progress or Progress(), objects, stream, changed)
                 sweep(folder)
                 return _learn_tasks(prepared, folder, record)
     Checkpoints(folder / CHECKPOINTS).keep_last(len(record.task_sizes))  # a kill at its very end may have left some
     return record
 
 
-def _prepare_again(folder: Path, record: Record, data_dir: Path | None, progress: Progress) -> Prepared:
+def _prepare_again(
+    folder: Path,
+    record: Record,
+    data_dir: Path | None,
+    progress: Progress,
+    objects: Mapping[str, object],
+    stream: object,
+    may_change: bool,
+) -> Prepared:
     """Prepare to go on with a run, unless something is not as it was."""
-    if record.data not in datasets.DATASETS and not datasets.is_folder(record.data):
-        raise EdblError(f"the images of run {folder} are in '{record.data}', which is not here; go on where it began")
-    prepared = Prepared(Recipe.read(folder / RECIPE), data_dir, progress)
+    _refuse_absent(folder, record, objects)
+    if objects.get("method") is not None and given_method(objects["method"]) != flat(record.recipe).get("method"):
+        raise EdblError(f"the method is not the one that run {folder} began with; it cannot go on")
+    try:
+        recipe = Recipe.read(folder / RECIPE)
+    except Unnamed as error:
+        again = users.again({**flat(record.recipe), **error.files})
+        raise EdblError(f"{error}: {command('resume', folder, *again)}") from error
+    renamed, dataset = with_objects(recipe, **objects)
+    renamed, parts = with_stream(renamed, stream)
+    words = {**users.KEYS, "stream.given": "stream"}
+    if odd := [word for key, word in words.items() if renamed.values()[key] != recipe.values()[key]]:
+        raise EdblError(f"the {odd[0]} is not what run {folder} began with; it cannot go on")
+    prepared = Prepared(recipe, data_dir, progress, dataset, parts)
     now = prepared.record()
     planned = json.loads(json.dumps(now.recipe))  # as a record has it
-    if any(planned.get(key) != value for key, value in record.recipe.items() if key not in HOW):
+    began = without_dropped(record.recipe, planned)
+    if any(planned.get(key) != value for key, value in began.items() if key not in HOW):
         raise EdblError(f"{folder / RECIPE} has changed since the run began; undo that, or start a new run")
-    if record.method_digest != now.method_digest:
-        raise changed(folder, prepared.recipe)
+    record.notes = [*record.notes, *_changed_code(folder, record, now, may_change)]
+    if odd := [name for name in OF_RECIPE if getattr(record, name) != getattr(now, name)]:
+        raise EdblError(f"the record of run {folder} is not that of its recipe: {odd[0]} is another; it cannot go on")
     if record.data_fingerprint != now.data_fingerprint:
         raise EdblError(f"the images of {record.data} are not those that run {folder} began with; it cannot go on")
     record.notes = [*record.notes, *_changes(record, now)]
     return prepared
+
+
+def _refuse_absent(folder: Path, record: Record, objects: Mapping[str, object]) -> None:
+    """Refuse to go on without what a run was given as an object, or found under a name that nothing has here."""
+    recipe = flat(record.recipe)
+    given = {word for key, word in users.KEYS.items() if str(recipe.get(key)).startswith(users.GIVEN)}
+    if absent := sorted(word for word in given if objects.get(word) is None):
+        call = f"edbl.resume({str(folder)!r}, {', '.join(f'{word}=...' for word in absent)})"
+        raise EdblError(f"run {folder} was given its {' and '.join(absent)} in Python; go on there, with `{call}`")
+    if more := sorted(word for word, thing in objects.items() if thing is not None and word not in given):
+        raise EdblError(f"run {folder} was not given its {more[0]} as an object; leave it out")
+    for key in record.code.keys() & {"method", "net.backbone"}:
+        name, kind = str(recipe.get(key)), users.KEYS[key]
+        if kind not in given and not users.is_known(kind, name) and not named.is_pretrained(name):
+            where = "was registered in Python, or is of a package that is not installed here"
+            raise EdblError(f"{key} of run {folder}, '{name}', {where}; go on where it began")
+    if users.DATA not in given and not datasets.is_known(record.data):
+        raise EdblError(f"the images of run {folder} are in '{record.data}', which is not here; go on where it began")
+
+
+def _changed_code(folder: Path, record: Record, now: Record, may_change: bool) -> list[str]:
+    """Return notes on code that is not what it was, if that is wanted; from now on the run has it as it is."""
+    odd = [key for key in sorted({*record.code, *now.code}) if record.code.get(key) != now.code.get(key)]
+    if odd and not may_change:
+        raise changed_since(folder, odd[0], flat(record.recipe))
+    before, record.code = record.code, now.code
+    task = len(record.seconds) + 1
+    return [f"from task {task} on, {k} is {_short(now.code, k)}, and was {_short(before, k)} before" for k in odd]
+
+
+def _short(code: Mapping[str, str], key: str) -> str:
+    return code.get(key, "nothing")[:16]
 
 
 def _changes(record: Record, now: Record) -> list[str]:
@@ -125,24 +214,33 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
     try:
         for number in range(first, tasks):
             task = stream[number]
-            timings, losses = learner.learn(task, checkpoints)
+            learnt = learner.learn(task, checkpoints, _watch(prepared, number))
             if number == 0 and start is not None:
                 start.keep(folder)
             progress.busy("evaluating")
-            with stopwatch(timings, "evaluation"):
-                matrices = evaluate(learner.method, stream.test(number), learner.transform, recipe.evaluation.nme_flips)
-                for readout, matrix in matrices.items():
-                    record.confusions[readout].append(matrix.cpu().numpy())
-            record.timings.append(timings)
-            record.losses.append(losses)
-            record.seconds.append(sum(timings.values()))
+            with stopwatch(learnt.seconds, "evaluation"):
+                how = recipe.evaluation
+                sizes = stream.sizes[: number + 1] if how.task_aware else ()
+                matrices = evaluate(learner.method, stream.test(number), how.nme_flips, sizes)
+            _measured(record, matrices, number)
+            tensors = learner.tensors()
+            record.kept.append(_kept(tensors))
+            record.timings.append(learnt.seconds)
+            record.losses.append(learnt.losses)
+            record.within.append(learnt.within)
+            record.seconds.append(sum(learnt.seconds.values()))
             records.write(record, folder)
-            checkpoints.save_task(number, learner.tensors())
+            checkpoints.save_task(number, tensors)
+            if number <= 1 < tasks:  # a first task, and one of those after it
+                prepared.try_to_resume(checkpoints, number)
             accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())
             about = f"task {number + 1}/{tasks}, {task.seen} classes"
             progress.say(f"{record.method}: {about}: {accuracy}  ({record.seconds[-1]:.1f} s)")
     except EdblError as error:
         raise _failed(error, folder, record, checkpoints) from error
+    except Exception as error:
+        _crashed(error, folder, record)
+        raise
     features, labels = prepared.sample_features()
     records.write_features(folder, features.numpy(), labels.numpy())
     record.status, record.message = "done", ""
@@ -151,19 +249,62 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
     return record
 
 
+def _watch(prepared: Prepared, number: int) -> Watch | None:
+    """Return how accuracy is measured within a task, if it is."""
+    learner, old, every = prepared.learner, sum(prepared.stream.sizes[:number]), prepared.recipe.evaluation.every
+    if not every:
+        return None
+    test = prepared.stream.test(number)
+    return Watch(every, lambda: accuracy_within(learner.method, test, old))
+
+
+def _measured(record: Record, matrices: Mapping[str, Tensor], task: int) -> None:
+    """Add the confusion matrices of a task to a record."""
+    if task and matrices.keys() != record.confusions.keys():
+        odd = sorted(matrices.keys() ^ record.confusions.keys())[0]
+        raise EdblError(f"classifier '{odd}' is there after some tasks and not after others; every task has the same")
+    for classifier, matrix in matrices.items():
+        record.confusions.setdefault(classifier, []).append(matrix.cpu().numpy())
+
+
+def _kept(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return what is kept from task to task: exemplars, and the bytes of net, exemplars and state."""
+    sizes = {"exemplars": len(tensors["memory.y"]), "net": 0, "memory": 0, "state": 0}
+    for name, tensor in tensors.items():
+        part = name.partition(".")[0]
+        sizes["net" if part == "learnt" else part] += tensor.nbytes
+    return sizes
+
+
 def _restore(prepared: Prepared, folder: Path, record: Record, checkpoints: Checkpoints) -> int:
     """Bring back the newest state after a task, cut the record there, and return the next task."""
     found = checkpoints.newest_task(below=len(record.seconds))
     before, first = record.finished, 0
     if found:
         first = found[0] + 1
-        prepared.learner.load(found[1], prepared.stream.sizes[:first])
+        try:
+            prepared.learner.load(found[1], prepared.stream.sizes[:first])
+        except ValueError as error:
+            raise found[1].unfit(error) from error
     record.status, record.message = "running", ""
-    for per_task in (record.seconds, record.timings, record.losses):
+    for per_task in (record.seconds, record.timings, record.losses, record.within, record.kept):
         del per_task[first:]
     record.confusions = {k: v[:first] for k, v in record.confusions.items()}
     records.write(record, folder, cut=first < before)
     return first
+
+
+def _crashed(error: Exception, folder: Path, record: Record) -> None:
+    """Write into the record where a run crashed, and let the error say so too, and how to go on."""
+    happened(error, f"task {len(record.seconds) + 1}")
+    where = users.place(error)
+    record.status, record.message = "failed", f"{where}: {type(error).__name__}: {error}"
+    with suppress(EdblError):
+        records.write(record, folder)
+    again = users.again(flat(record.recipe))
+    how = command("resume", folder, *again, *(["--changed"] if users.told(error) else []))
+    error.add_note(where)
+    error.add_note(f"run {folder} goes on from its last checkpoint with {how}")
 
 
 def _failed(error: EdblError, folder: Path, record: Record, checkpoints: Checkpoints) -> EdblError:

@@ -28,18 +28,17 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from edbl import records
+from edbl import records, users
 from edbl.data import datasets
 from edbl.engine import environment
-from edbl.engine.folders import changed, default_folder, is_free
-from edbl.engine.prepare import method_digest
-from edbl.engine.progress import Count
+from edbl.engine.folders import default_folder, is_done, plain, runs_in
+from edbl.engine.progress import Count, Progress
 from edbl.engine.run import resume, run
-from edbl.errors import EdblError
+from edbl.errors import Crashed, EdblError
 from edbl.fleet import starts
 from edbl.fleet.mps import shared_gpu
 from edbl.fleet.turns import Limit, Turns
-from edbl.recipe import RECIPE, Recipe
+from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.store import lock
 
@@ -108,19 +107,33 @@ def _work(
     """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
     if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
         raise _NoGpu("PyTorch sees the GPU no more")
-    progress = _Shared(_shares, place)
-    if (folder / records.RECORD).exists():
-        resume(folder, data_dir=data_dir, progress=progress)
-    else:
-        run(Recipe.of(recipe), folder, data_dir=data_dir, progress=progress, start=start)
+    try:
+        make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start)
+    except Exception as error:
+        if not isinstance(error, EdblError) and (told := users.told(error)):
+            raise Crashed(told) from None  # its frames do not come along
+        raise
     _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
+def make(job: Job, data_dir: Path | None, progress: Progress, start: starts.Start | None = None) -> None:
+    """Make a run, or go on with it where it was begun."""
+    if (job.folder / records.RECORD).exists():
+        resume(job.folder, data_dir=data_dir, progress=progress)
+    else:
+        run(job.recipe, job.folder, data_dir=data_dir, progress=progress, start=start)
+
+
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
-    """Return where each run goes: below ``out``, by method and seed, or where it would go alone."""
-    if out and (out / records.RECORD).exists():
-        raise EdblError(f"output folder {out} holds a run; use another one")
-    names = [f"{Path(recipe.method).stem}-seed{recipe.seed}" for recipe in recipes]
+    """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
+
+    One alone goes to ``out`` itself, unless that has runs below it.
+    """
+    if out and (out / records.RECORD).exists() and len(recipes) > 1:
+        raise EdblError(f"output folder {out} is that of one run; use another one for several")
+    if out and len(recipes) == 1 and not runs_in(out):
+        return [Job(recipes[0], out)]
+    names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
     pairs = zip(recipes, names, strict=True)
     jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
     if len({job.folder for job in jobs}) < len(jobs):
@@ -158,7 +171,9 @@ def run_many(
     A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
     others with it, and the service that shares the GPU: their runs go on in new ones.
     """
-    _check_data([job.recipe.data.name for job in jobs if anew or not _is_done(job, otherwise)], data_dir)
+    _check_data(
+        [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
+    )
     if anew:
         for job in jobs:
             if job.folder.is_dir():
@@ -168,6 +183,7 @@ def run_many(
     gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
     failed: dict[int, BaseException] = {}
     well: list[int] = []
+    crashes: list[str] = []
     left: Collection[int] = range(len(jobs))
     columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
     with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
@@ -186,7 +202,7 @@ def run_many(
                     failed[place] = error
                 elif not isinstance(error, _Stopped):
                     broken[place] = error
-                told = f"{jobs[place].folder}: {_told(error)}"
+                told = f"{jobs[place].folder}: {_told(error, crashes)}"
                 console.print(told, markup=False, highlight=False, soft_wrap=True)
             left = broken
             if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
@@ -199,10 +215,13 @@ def run_many(
     return [records.read(jobs[place].folder) for place in sorted(well)]
 
 
-def _told(error: BaseException | None) -> str:
-    """Return how a run ended: done, what was wrong, or of a bug all that is known."""
+def _told(error: BaseException | None, crashes: list[str]) -> str:
+    """Return how a run ended: done, what was wrong, or of a bug all that is known; of the same crash, once."""
     if error is None:
         return "done"
+    if isinstance(error, Crashed):
+        crashes.append(str(error).rpartition("\n")[0])  # without how the run can go on
+        return "crashed in the same way" if crashes[-1] in crashes[:-1] else str(error)
     if isinstance(error, EdblError | BrokenProcessPool | _NoGpu | _Stopped):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
@@ -287,18 +306,6 @@ def _names(jobs: Sequence[Job]) -> list[str]:
     """Return short names that tell runs apart."""
     parts = 1 if len({job.folder.parent for job in jobs}) == 1 else 2
     return [str(Path(*job.folder.parts[-parts:])) for job in jobs]
-
-
-def _is_done(job: Job, otherwise: str) -> bool:
-    """Tell whether a run is done, and refuse a folder that holds something else."""
-    if not job.folder.exists() or is_free(job.folder):
-        return False
-    found = records.read(job.folder)
-    if Recipe.read(job.folder / RECIPE) != job.recipe:
-        raise EdblError(f"{job.folder} holds another run, of {found.method}; {otherwise}")
-    if found.method_digest != method_digest(job.recipe):
-        raise changed(job.folder, job.recipe)
-    return found.status == "done"
 
 
 def _check_data(wanted: Sequence[str], data_dir: Path | None) -> None:

@@ -33,7 +33,7 @@ PLAIN = Like("rkd", frozenset())
 MIXED = Like("vanilla-mkd", frozenset({"beta", "ratio_per", "first_task"}))
 # A method that is not here shares its first task with its own runs alone, and all of its options count.
 FIRST_TASKS: Mapping[str, Like] = {
-    **dict.fromkeys(("rkd", "ib", "iib", "iib-kd"), PLAIN),
+    **dict.fromkeys(("rkd", "ib", "iib", "iib-kd", "der++", "ewc", "acil", "ranpac", "foster"), PLAIN),
     **dict.fromkeys(("vanilla-mkd", "re-mkd", "edbl"), MIXED),
 }
 
@@ -66,7 +66,7 @@ def key(recipe: Recipe) -> str | None:
     options = flatten(recipe.options)
     like = FIRST_TASKS.get(recipe.method, Like(recipe.method, frozenset(options)))
     values = {k: v for k, v in recipe.values().items() if k not in WITHOUT and not k.startswith(REPLACED)}
-    if recipe.stream.protocol == "base-half":
+    if recipe.stream.protocol == "base-half" and not recipe.stream.blur:
         del values["stream.phases"]  # of the second half
     values |= flatten(recipe.first.schedule(recipe.schedule), "schedule.")
     values |= flatten(recipe.first.optim(recipe.optim), "optim.")

@@ -1,16 +1,13 @@
 """Methods: what is learnt. One file each; a class with a ``name`` in this folder is on the command line."""
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
-import sys
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
-from edbl.errors import EdblError, unknown
+from edbl import users
+from edbl.errors import EdblError
 from edbl.methods.base import Method
 
 
@@ -26,33 +23,22 @@ def methods() -> dict[str, type[Method]]:
     return {m.name: m for module in modules for m in _methods_in(module)}
 
 
-@cache
-def _method_in_file(path: Path, digest: str) -> type[Method]:
-    name = f"edbl_method_{path.stem}_{digest}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses look up annotations
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise EdblError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
-    found = _methods_in(module)
-    if len(found) != 1:
-        raise EdblError(f"{path} must define exactly one subclass of edbl.methods.base.Method with a name")
-    return found[0]
-
-
 def find_method(name: str) -> type[Method]:
-    """Return the method of that name, or the one in a ``.py`` file, as the file is now."""
-    if name.endswith(".py"):
-        path = Path(name).resolve()
-        try:
-            digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
-        except OSError as error:
-            raise EdblError(f"no method file at {path}: {error.strerror}") from error
-        return _method_in_file(path, digest)
-    if name not in methods():
-        raise unknown("method", name, methods())
-    return methods()[name]
+    """Return the method of that name, ours or a user's, or the one in a ``.py`` file, as the file is now."""
+    found = users.find(users.METHOD, name, methods())
+    if isinstance(found, ModuleType):
+        there = _methods_in(found)
+        if len(there) != 1:
+            raise EdblError(
+                f"{found.__file__} must define exactly one subclass of edbl.methods.base.Method with a name"
+            )
+        return there[0]
+    return as_method(found)
+
+
+def as_method(found: object) -> type[Method]:
+    """Return what a user brings as a method if it is one."""
+    if not inspect.isclass(found) or not issubclass(found, Method) or not hasattr(found, "name"):
+        what = getattr(found, "__name__", type(found).__name__)
+        raise EdblError(f"{what} is no subclass of edbl.methods.base.Method with a name")
+    return found

@@ -5,31 +5,40 @@ hold no branch on a tensor's value and never bring a tensor to the host.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from torch import Generator, Tensor, nn
 
 from edbl.data.images import Images
 from edbl.data.mixing import Batch, Mixing, unmixed
 from edbl.data.samplers import OldNew, Sampler, Uniform
-from edbl.data.stream import Task
+from edbl.data.stream import Kind, Task
 from edbl.losses import cross_entropy
-from edbl.memory import Features, Memory
+from edbl.memory import Memory
 from edbl.methods.options import NormStatistics, Options
 from edbl.nets.backbones import Backbone
 from edbl.nets.net import Head, LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+# What is kept of old images.
+Keeps = Literal["exemplars", "reservoir", "none", "all images"]
+
 
 @dataclass(frozen=True)
 class Draw:
-    """The images of a phase and how batches of them are drawn and mixed."""
+    """The images of a phase and how batches of them are drawn, changed and mixed."""
 
     data: Images  # exemplars first, then the new images
     sampler: Sampler
     mixing: Mixing = unmixed
     old_share: float | None = None  # share of the label mass that falls on old classes; None: as in the data
+    # Changes images, as they are stored, at random, and returns them as the net takes them; None: as the recipe says.
+    augment: Callable[[Tensor, Generator], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,21 @@ class Phase:
     adjust: Callable[[Generator], None] | None = None  # changes gradients between backward pass and update
     finish: Callable[[], None] | None = None  # changes the net after the last update
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
+    # Makes an optimiser of one's own, whose learning rates follow the schedule: times `lr_scale`, if a group has one.
+    optimiser: "Callable[[Sequence[nn.Parameter]], Optimizer] | None" = None
+    logged: dict[str, Tensor] = field(default_factory=dict)  # what the loss of the last step logged, by name
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the engine lends to a method."""
+
+    outputs: Callable[[Net, Images], Output]  # of a net in evaluation mode, for a whole data set
+    normalise: Callable[[Tensor], Tensor] = Tensor.float  # images of a data set or memory, as the net takes them
+    # The same, changed at random as the recipe says.
+    augment: Callable[[Tensor, Generator], Tensor] = lambda x, generator: x.float()
+    # A fresh generator on the host, seeded by run, task and name.
+    generator: Callable[[str], Generator] = lambda name: Generator().manual_seed(0)
 
 
 class Method:
@@ -57,15 +81,16 @@ class Method:
     source: ClassVar[str]  # paper
     year: ClassVar[int | None] = None  # of its publication
     distils: ClassVar[bool] = False  # learns from the old net as a teacher
-    # What is kept of old images. With "none", exemplars serve the nearest-mean read-out and are not learnt from, unless
-    # known classes are learnt again.
-    keeps: ClassVar[Literal["exemplars", "reservoir", "none", "all images"]] = "exemplars"
-    readout: ClassVar[Literal["cnn", "nme"]] = "cnn"  # which its authors report
+    # With "none", exemplars serve the nearest-mean classifier and are not learnt from, unless known classes are learnt
+    # again.
+    keeps: ClassVar[Keeps] = "exemplars"
+    readout: ClassVar[str] = "cnn"  # the classifier that its authors report
     our_reading: ClassVar[bool] = False  # the publication leaves so much open that much is ours
     head: ClassVar[type[Head]] = LinearHead
     last_relu: ClassVar[bool] = True  # of the backbone
     # What it must have: features of images are enough, or it changes pixels, or it looks into the backbone's blocks.
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
+    streams: ClassVar[frozenset[Kind]] = frozenset()  # which it can learn beside those of new classes in each task
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
 
     @dataclass(frozen=True)
@@ -73,6 +98,12 @@ class Method:
         """None of its own."""
 
     config: Options
+
+    def __init_subclass__(cls) -> None:
+        """Refuse a fact about a method that is none."""
+        super().__init_subclass__()
+        if cls.keeps not in get_args(Keeps):
+            raise TypeError(f"{cls.__name__}.keeps is {cls.keeps!r}; it may be {', '.join(get_args(Keeps))}")
 
     @classmethod
     def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
@@ -87,19 +118,19 @@ class Method:
         config: Options,
         schedule: Schedule,
         optim: Optim,
-        features: Features,
+        tools: Tools,
         first: FirstTask | None = None,
-        normalise: Callable[[Tensor], Tensor] = Tensor.float,
     ) -> None:
         self.net = net
         self.memory = memory
         self.config = config
         self.schedule = schedule
         self.optim = optim
-        self.features = features  # features of images by the present net, in evaluation mode
         self.first = first or FirstTask()
-        self.normalise = normalise  # images of a data set or memory, as the net takes them
+        self.tools = tools
+        self.normalise, self.augment, self.generator = tools.normalise, tools.augment, tools.generator
         self.teacher: Teacher | None = None
+        self.logged: dict[str, Tensor] = {}
         # What is kept from task to task beside net and memory: tensors by name, in every checkpoint. A method is made
         # anew for each task, and has no other attributes then.
         self.state: dict[str, Tensor] = {}
@@ -133,11 +164,34 @@ class Method:
         slow = set(self.net.backbone.parameters())
         backbone = [p for p in params if p in slow]
         train_mode = not self.optim.fixed_norm
-        return Phase(name, draw, schedule, loss, params, self.optim, self.teacher, backbone, train_mode=train_mode)
+        return Phase(
+            name,
+            draw,
+            schedule,
+            loss,
+            params,
+            self.optim,
+            self.teacher,
+            backbone,
+            train_mode=train_mode,
+            logged=self.logged,
+        )
 
     def loss(self, batch: Batch) -> Tensor:
         """Return the loss of a batch, a scalar."""
         return cross_entropy(self.net(batch.x).logits, batch.y).mean()
+
+    def log(self, name: str, value: Tensor) -> None:
+        """Note a number of a step, from within a loss: the record has its mean over each epoch beside the loss."""
+        self.logged[name] = value.detach()
+
+    def outputs(self, images: Images) -> Output:
+        """Return what the net gives for all of some images, in evaluation mode."""
+        return self.tools.outputs(self.net, images)
+
+    def features(self, images: Images) -> Tensor:
+        """Return the features of images by the present net, in evaluation mode."""
+        return self.outputs(images).features
 
     def teach(self, x: Tensor) -> Output:
         """Return the teacher's output; its logits are ``[batch, old]``."""
@@ -165,6 +219,25 @@ class Method:
         """Finish a task: refresh the memory."""
         self.memory.update(task.train, self.features)
 
+    def refresh(self, task: Task) -> Iterator[Phase]:
+        """Yield what learns known classes again, those of the task; the memory is not its business."""
+        yield from islice(self.phases(task), 1)
+
+    def more(self, images: Images) -> None:
+        """Take in more images of known classes, for good; by default they are in the memory while these are learnt."""
+
+    def forget(self, number: int) -> None:
+        """Forget a class; those after it move up."""
+        self.net.remove(number)
+        self.memory.remove(number)
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Refuse a state from disk that the method cannot go on with, by a `ValueError`; by default any will do."""
+
     def scores(self, output: Output) -> Tensor:
-        """Return the scores whose largest is the CNN read-out, ``[batch, seen]``."""
+        """Return the scores whose largest is the CNN classifier's answer, ``[batch, seen]``."""
         return output.logits
+
+    def classifiers(self, output: Output) -> dict[str, Tensor]:
+        """Return the scores of classifiers beside CNN and NME by name, each ``[batch, seen]``."""
+        return {}

@@ -30,6 +30,7 @@ class BiC(Method):
     year = 2019
     distils = True
     head = CorrectedHead
+    streams = frozenset({"returning"})
     paper: ClassVar[Mapping[str, object]] = {"schedule.epochs": 250, "schedule.milestones": (100, 150, 200)}
 
     @dataclass(frozen=True)

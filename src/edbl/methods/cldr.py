@@ -1,6 +1,6 @@
 """CLDR: manifold mixup of new images with the memory, and outputs held to those of the old net. Our reading."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Generator, Tensor
@@ -8,7 +8,7 @@ from torch import Generator, Tensor
 from edbl.config import option
 from edbl.data.mixing import Batch, Ratio
 from edbl.data.samplers import OldNew
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Draw, Method
 
@@ -26,6 +26,7 @@ class CLDR(Method):
     year = 2021
     distils = True
     our_reading = True
+    streams = KINDS
 
     @dataclass(frozen=True)
     class Config(Method.Config):
@@ -81,7 +82,7 @@ class Depth:
         ratio = self.ratio.draw(1, 1, generator)
         chosen = torch.randint(self.depths, (1,), generator=generator, device=device)
         here = torch.arange(self.depths, device=device) == chosen
-        return batch._replace(drawn=torch.where(here, ratio, 1.0))
+        return replace(batch, drawn=torch.where(here, ratio, 1.0))
 
 
 def swapped(x: Tensor, ratio: Tensor) -> Tensor:

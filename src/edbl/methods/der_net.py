@@ -11,7 +11,7 @@ from edbl.config import option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
@@ -87,6 +87,7 @@ class DERNet(Method):
     title = "Dynamically expandable representation, without pruning"
     source = "Yan, Xie and He 2021"
     year = 2021
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 170,
         "schedule.milestones": (110, 130),
@@ -132,7 +133,7 @@ class DERNet(Method):
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross-entropy, plus that of the auxiliary head on the newest features from the second task on."""
-        logits, features = self.net(batch.x)
+        logits, features, _ = self.net(batch.x)
         loss = cross_entropy(logits, batch.y)
         if self.net.aux is not None:
             newest = features[:, -self.net.backbone.width :]

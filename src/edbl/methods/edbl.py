@@ -3,17 +3,16 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from edbl import losses
 from edbl.config import option
 from edbl.data.mixing import Batch, Ratio, VanillaMixup
 from edbl.data.resampling import half_of_n, resampled
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method, Phase
 from edbl.methods.options import Balancing, Distilling, IncrementalInfluence, Mixing, Resampling
-from edbl.nets.net import Output, Teacher
+from edbl.nets.net import Teacher
 
 
 class EDBL(Method):
@@ -27,6 +26,7 @@ class EDBL(Method):
     source = "EDBL paper, Section 4.3"
     year = 2023
     distils = True
+    streams = KINDS
 
     @dataclass(frozen=True)
     class Config(Distilling, Mixing, Resampling, Balancing, IncrementalInfluence):
@@ -59,7 +59,7 @@ class EDBL(Method):
         new = len(task.train)
         old = len(plain.data) - new  # exemplars
         # N is "the proportion of the data between per tail and head class" (A1); what is mixed N/2 times is open (A2).
-        rounds = c.rounds or half_of_n((old, task.old), (new, task.new), c.max_rounds)
+        rounds = c.rounds or half_of_n((old, task.old), (new, len(task.classes)), c.max_rounds)
         return Draw(plain.data, *resampled(old, new, self.optim.batch, c.min_old, rounds, c.reading, ratio))
 
     def loss(self, batch: Batch) -> Tensor:
@@ -76,15 +76,16 @@ class EDBL(Method):
         """Phase 2: lambda_k = gamma n_k^-1 / sum_i n_i^-1 (Eq. 7; A5)."""
         n = draw.data.counts(task.seen).float()
         if c.counts == "effective" and draw.old_share is not None:  # n_k after re-sampling: shares of label mass; A6
-            old, new = n.split([task.old, task.new])
-            n = torch.cat([draw.old_share * old / old.sum(), (1 - draw.old_share) * new / new.sum()])
+            new = task.train.counts(task.seen).float()
+            old = n - new  # exemplars
+            n = draw.old_share * old / old.sum() + (1 - draw.old_share) * new / new.sum()
         return losses.class_weights(n, c.gamma, c.weight_sum)
 
     def balance_loss(self, c: Balancing, batch: Batch, weights: Tensor, teacher: Teacher | None) -> Tensor:
         """Phase 2: the mean of L_IIB + gamma_2 L_kd (Eq. 16, Algorithm 1)."""
         output = self.net(batch.x)
         old = None if teacher is None else teacher.answer(batch.x).logits  # of f^{t-1}
-        z, h = Output(*(t.detach() for t in output)) if c.detach else output  # A10
+        z, h = (t.detach() if c.detach else t for t in (output.logits, output.features))  # A10
         if isinstance(c, IncrementalInfluence) and old is not None:
             factor = losses.incremental_influence(z, batch.y, old, h, c.alpha, c.factor_over)  # Eq. 13, 15; A8, A11
         else:

@@ -11,7 +11,7 @@ from edbl.config import option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, task_distillation
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Draw, Method, Phase
@@ -28,6 +28,7 @@ class EEIL(Method):
     source = "Castro et al. 2018"
     year = 2018
     distils = True
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 40,
         "schedule.milestones": (10, 20, 30),
@@ -104,7 +105,6 @@ class EEIL(Method):
             return phase
         batch = min(phase.optim.batch, len(phase.draw.data))
         steps = len(phase.draw.data) // batch
-        steps = min(steps, phase.optim.steps or steps)
         time = self.net.get_buffer("noisy_epochs")
 
         def adjust(generator: Generator) -> None:

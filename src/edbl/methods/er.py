@@ -7,7 +7,7 @@ import torch
 from torch import Generator
 
 from edbl.data.samplers import OldNew
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method
 
 
@@ -19,6 +19,7 @@ class ER(Method):
     source = "Chaudhry et al. 2019"
     year = 2019
     keeps = "reservoir"
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 1,
         "schedule.lr": 0.1,

@@ -1,5 +1,6 @@
 """Fine-tuning: the lower bound."""
 
+from edbl.data.stream import KINDS
 from edbl.methods.base import Method
 
 
@@ -13,3 +14,4 @@ class Finetune(Method):
     title = "Fine-tuning on new images alone (lower bound)"
     source = "common lower bound"
     keeps = "none"
+    streams = KINDS

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Parts
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.exact import exactly
@@ -31,6 +31,7 @@ class GEM(Method):
     title = "Gradient episodic memory"
     source = "Lopez-Paz and Ranzato 2017"
     year = 2017
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 1,
         "schedule.lr": 0.1,
@@ -47,13 +48,14 @@ class GEM(Method):
         """Settings."""
 
         margin: float = option(0.5, "least share of each past task's gradient that is added, where any is", least=0)
-        memory_batch: int = option(64, "exemplars of each past task in a step; 0 means all", least=0)
+        memory_batch: int = option(64, "exemplars of each past task in a step; 0 means all", least=0, most=4096)
         masked: bool = option(False, "cross-entropy of each task over its own logits instead of all")
 
     config: Config
 
     each: Sequence[int] = ()  # exemplars of each past task in a batch
     past: Sequence[Batch] = ()  # those of the present step
+    own: slice | Tensor  # classes of the present task
 
     def draw(self, task: Task) -> Draw:
         """Return exemplars of each past task, then new images."""
@@ -61,7 +63,9 @@ class GEM(Method):
         if not task.old:
             self.each = ()
             return plain
-        counts = [sum(map(len, self.memory.classes[first:last])) for first, last in self.ranges()[:-1]]
+        new = slice(task.old, task.seen)
+        self.own = new if len(task.classes) == task.new else torch.tensor(task.classes, device=task.train.y.device)
+        counts = [sum(map(len, self.memory.classes[first:last])) for first, last in self.ranges()]
         # A lone image comes twice: batch normalisation needs two.
         self.each = [max(2, min(self.config.memory_batch or count, count)) for count in counts]
         batch = max(2, min(self.optim.batch, len(task.train)))
@@ -69,8 +73,9 @@ class GEM(Method):
         return Draw(plain.data, Parts((*counts, len(task.train)), (*self.each, batch), steps))
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return the first class of each task and the one after its last."""
-        return list(pairwise(accumulate(self.net.head.sizes, initial=0)))
+        """Return the first class of each past task that brought any, and the one after its last."""
+        edges = pairwise(accumulate(self.net.head.sizes[:-1], initial=0))
+        return [(first, last) for first, last in edges if first < last]
 
     def phases(self, task: Task) -> Iterator[Phase]:
         """Yield the usual phase; after the first task its gradients are projected."""
@@ -87,8 +92,8 @@ class GEM(Method):
         """Return the cross-entropy of images of one task."""
         logits, y = self.net(batch.x).logits, batch.y
         if self.config.masked and self.each:  # without past tasks all classes are one
-            first, last = self.ranges()[number]
-            logits, y = logits[:, first:last], y[:, first:last]
+            own = self.own if number < 0 else slice(*self.ranges()[number])
+            logits, y = logits[:, own], y[:, own]
         return cross_entropy(logits, y).mean()
 
     def adjust(self, params: Sequence[nn.Parameter]) -> None:

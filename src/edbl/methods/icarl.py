@@ -19,6 +19,7 @@ class ICaRL(Method):
     source = "Rebuffi et al. 2017"
     year = 2017
     distils = True
+    streams = frozenset({"returning"})
     readout: ClassVar[Literal["cnn", "nme"]] = "nme"
     # Its code takes the mean over 100 outputs at rate 2.0, and a penalty whose gradient is 2e-5; this is for a sum.
     paper: ClassVar[Mapping[str, object]] = {

@@ -3,7 +3,7 @@
 from torch import Generator
 
 from edbl.data.samplers import Uniform
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method, Phase
 
 
@@ -17,6 +17,7 @@ class Joint(Method):
     title = "Joint training on all images seen so far (upper bound)"
     source = "common upper bound"
     keeps = "all images"
+    streams = KINDS
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Start each task from fresh weights."""

@@ -25,6 +25,7 @@ class LUCIR(Method):
     distils = True
     head = CosineHead
     last_relu = False
+    streams = frozenset({"returning"})
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (80, 120),
@@ -38,7 +39,7 @@ class LUCIR(Method):
         lam_base: float = option(5.0, "weight of the less-forget constraint, times sqrt(old / new classes)", least=0)
         mr_weight: float = option(1.0, "weight of margin ranking", least=0)
         margin: float = option(0.5, "by how much an old image's own cosine is to exceed those of new classes", least=0)
-        rivals: int = option(2, "how many new classes an old image is held against", least=1)
+        rivals: int = option(2, "how many new classes an old image is held against", least=1, most=4096)
 
     config: Config
 

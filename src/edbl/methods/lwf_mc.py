@@ -13,4 +13,5 @@ class LwFMC(ICaRL):
     title = "Learning without forgetting, multi-class (iCaRL without exemplars)"
     source = "Rebuffi et al. 2017, after Li & Hoiem 2016"
     keeps = "none"
+    streams = frozenset()
     readout = "cnn"

@@ -92,7 +92,8 @@ class Mnemonics(RKD):
             return torch.cat(own)
 
         new = torch.arange(sum(counts[: task.old]), len(images), device=device)
-        images.x[new] = yield from self.learn("exemplars", images, new, task.train)
+        if task.new:
+            images.x[new] = yield from self.learn("exemplars", images, new, task.train)
         if task.old and min(counts[: task.old]) > 1:
             first, second = every_other(0), every_other(1)
             images.x[first] = yield from self.learn("old-first", images, first, images[second])

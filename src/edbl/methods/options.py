@@ -53,9 +53,11 @@ class Resampling(Options):
         "mix N/2 times within each batch (B), over the epoch (A), or mix old and new once together (C) (A2)",
     )
     # Section 4.1: the number of old samples in a batch "isn't less than a fixed number (32 in this work)".
-    min_old: int = option(32, "least number of old images in a batch", least=1)
-    rounds: int = option(0, "passes over the old images; 0 means N/2, from images per new and old class (A1)", least=0)
-    max_rounds: int = option(16, "most passes if rounds is 0; 0 means no limit (A2)", least=0)
+    min_old: int = option(32, "least number of old images in a batch", least=1, most=4096)
+    rounds: int = option(
+        0, "passes over the old images; 0 means N/2, from images per new and old class (A1)", least=0, most=1000
+    )
+    max_rounds: int = option(16, "most passes if rounds is 0; 0 means no limit (A2)", least=0, most=1000)
 
 
 @dataclass(frozen=True)

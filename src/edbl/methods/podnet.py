@@ -36,6 +36,7 @@ class PODNet(Method):
     head = ProxyHead
     last_relu = False
     needs = "blocks"
+    streams = frozenset({"returning"})
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (),
@@ -61,7 +62,8 @@ class PODNet(Method):
             raise EdblError("podnet distils what blocks of the backbone return, and this one has none; use another")
         super().begin(task, generator)
         if task.old:
-            vectors, labels = F.normalize(self.features(task.train)), task.train.y - task.old
+            new = task.train.of(range(task.old, task.seen))
+            vectors, labels = F.normalize(self.features(new)), new.y - task.old
             head = self.net.head_as(ProxyHead)
             head.imprint(kmeans(vectors, labels, task.new, head.rows, generator))
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from edbl.config import option
 from edbl.data.mixing import Ratio, RebalancedMixup
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method
 
 
@@ -21,6 +21,7 @@ class Remix(Method):
     source = "Chou et al. 2020, as the EDBL paper employs it"
     year = 2020
     our_reading = True
+    streams = KINDS
 
     @dataclass(frozen=True)
     class Config(Method.Config):

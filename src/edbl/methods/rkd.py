@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from edbl.data.mixing import Batch
+from edbl.data.stream import KINDS
 from edbl.losses import cross_entropy, distillation, grown
 from edbl.methods.base import Method
 from edbl.methods.options import Distilling
@@ -21,6 +22,7 @@ class RKD(Method):
     source = "Castro et al. 2018, as in Table 3"
     year = 2018
     distils = True
+    streams = KINDS
 
     @dataclass(frozen=True)
     class Config(Distilling):

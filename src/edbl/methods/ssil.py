@@ -9,7 +9,7 @@ from torch import Tensor
 from edbl.config import option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, task_distillation
 from edbl.methods.base import Draw, Method, Phase
 
@@ -22,6 +22,7 @@ class SSIL(Method):
     source = "Ahn et al. 2021"
     year = 2021
     distils = True
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 100,
         "schedule.milestones": (40, 80),
@@ -36,7 +37,9 @@ class SSIL(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3)
         kd_weight: float = option(1.0, "weight of the distillation of each old task", least=0)
-        replay: int = option(0, "exemplars added to each batch of new images; 0 means a quarter of it", least=0)
+        replay: int = option(
+            0, "exemplars added to each batch of new images; 0 means a quarter of it", least=0, most=4096
+        )
         lr_by_task: bool = option(False, "divide the learning rate by the number of the task")
 
     config: Config

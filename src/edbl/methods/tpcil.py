@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from edbl.config import option
 from edbl.data.mixing import Batch
-from edbl.data.stream import Task
+from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Method, Phase
 from edbl.nets.exact import exactly
@@ -33,6 +33,7 @@ class TPCIL(Method):
     our_reading = True
     head = CosineHead
     last_relu = False
+    streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         "schedule.epochs": 160,
         "schedule.milestones": (80, 120),
@@ -44,7 +45,9 @@ class TPCIL(Method):
         """Settings."""
 
         topology_weight: float = option(1.0, "weight lambda of the topology-preserving loss", least=0)
-        vertices: int = option(128, "most vertices of the graph, each with an image that every step shows", least=2)
+        vertices: int = option(
+            128, "most vertices of the graph, each with an image that every step shows", least=2, most=4096
+        )
 
     config: Config
     anchors: Tensor | None = None  # images of the vertices, as the net takes them

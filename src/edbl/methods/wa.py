@@ -24,6 +24,7 @@ class WA(Method):
     source = "Zhao et al. 2020"
     year = 2020
     distils = True
+    streams = frozenset({"returning"})
     paper: ClassVar[Mapping[str, object]] = {  # PyCIL's
         "schedule.epochs": 170,
         "schedule.milestones": (60, 100, 140),

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
-from edbl.errors import unknown
+from edbl.errors import EdblError, unknown
 from edbl.nets.efficientnet import EfficientNetLite0
 
 if TYPE_CHECKING:
@@ -150,10 +150,11 @@ class Foreign(nn.Module):
     ends = ()
     last_relu = False
 
-    def __init__(self, net: nn.Module, width: int) -> None:
+    def __init__(self, net: nn.Module, width: int, fresh: Callable[[], nn.Module] | None = None) -> None:
         super().__init__()
         self.net = net
         self.width = width
+        self.fresh = fresh
 
     def forward(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """Return features, ``[batch, width]``."""
@@ -178,7 +179,10 @@ BACKBONES: dict[str, Callable[[Sequence[int], bool], Backbone]] = {
 
 
 def initialise(backbone: Backbone, generator: Generator) -> None:
-    """Draw all weights anew and forget the running statistics."""
+    """Draw all weights anew and forget the running statistics; one that came with weights gets those again."""
+    if isinstance(backbone, EfficientNetLite0 | Foreign) and backbone.fresh is not None:
+        backbone.load_state_dict(backbone.fresh().state_dict())
+        return
     for module in backbone.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             fresh = nn.init.kaiming_normal_(torch.empty(module.weight.shape), generator=generator)
@@ -193,6 +197,8 @@ def build(name: str, shape: Sequence[int], generator: Generator, last_relu: bool
     """Return a freshly initialised backbone for inputs of ``shape`` (without the batch dimension)."""
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES)
+    if len(shape) != 3 and name not in ("mlp", "given"):
+        raise EdblError(f"{name} takes images, and these are vectors; use net.backbone mlp")
     backbone = BACKBONES[name](shape, last_relu)
     initialise(backbone, generator)
     return backbone

@@ -1,7 +1,7 @@
 """EfficientNet-Lite0: a small network for photos, whose weights others have trained on ImageNet."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self
 
 from torch import Tensor, nn
@@ -86,6 +86,7 @@ class EfficientNetLite0(nn.Module):
     def __init__(self, last_relu: bool = True) -> None:
         super().__init__()
         self.last_relu = last_relu
+        self.fresh: Callable[[], nn.Module] | None = None  # makes it with the weights that it came with
         self.stem = Layer(3, STEM, 3, 2)
         blocks, inputs = [], STEM
         for count, kernel, stride, widening, outputs in STAGES:

@@ -1,8 +1,9 @@
 """The net: a backbone and a head, which starts with no class and grows task by task; and the teacher, a frozen one."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -101,6 +102,7 @@ class Output(NamedTuple):
 
     logits: Tensor  # [batch, seen]
     features: Tensor  # [batch, width], the input of the head
+    more: Mapping[str, Tensor] = MappingProxyType({})  # what else a net of one's own gives, by name, [batch, ...]
 
 
 class Net(nn.Module):

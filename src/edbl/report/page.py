@@ -2,60 +2,42 @@
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
 
 from edbl.errors import EdblError
-from edbl.records import Record, read, read_features
+from edbl.records import Record, read_features
 from edbl.report import plots
-from edbl.report.tables import DASH, METRICS, Group, Metric, completed, differing, flat, groups, images_of
-from edbl.store import write_atomic
+from edbl.report.runs import Run, by_stream, data_name, stream_name
+from edbl.report.tables import (
+    DASH,
+    DIGITS,
+    METRICS,
+    TASK_AWARE,
+    Group,
+    best,
+    differing,
+    flat,
+    groups,
+    images_of,
+    readout_name,
+)
 from edbl.text import count
 
-DIGITS = 2
-READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
+READOUTS = {
+    "cnn": "CNN: the scores of the network.",
+    "nme": "NME: the nearest mean of exemplar features.",
+    TASK_AWARE: f"{TASK_AWARE}: these scores among the classes of the right task alone; never marked as best.",
+}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A record and the folder it was read from."""
-
-    folder: Path
-    record: Record
-
-    @property
-    def name(self) -> str:
-        """The folder's own name; where it lies is nobody's business."""
-        return self.folder.resolve().name
-
-
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Return the runs in ``folders``, each once."""
-    once = {folder.resolve(): folder for folder in folders}
-    found = completed([read(folder) for folder in once.values()])
-    return [Run(folder, record) for folder, record in zip(once.values(), found, strict=True)]
-
-
-def write_report(runs: Sequence[Run], out: Path) -> Path:
-    """Compare runs in one HTML file at ``out``, and return ``out``."""
-    if not runs:
-        raise EdblError("nothing to report: name at least one run folder")
-    if out.is_dir():
-        raise EdblError(f"cannot write the report to '{out}': it is a folder, name a file such as report.html")
-    text = _template().render(**_contents(runs))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise EdblError(f"cannot make the folder '{out.parent}': {error.strerror}") from error
-    # Folder names need not be valid text, a page must be.
-    write_atomic(out, text.encode("utf-8", errors="replace"))
-    return out
+def html(runs: Sequence[Run]) -> str:
+    """Return the page of runs."""
+    return _template().render(**_contents(runs))
 
 
 def _template() -> jinja2.Template:
@@ -67,20 +49,17 @@ def _template() -> jinja2.Template:
 
 def _contents(runs: Sequence[Run]) -> dict[str, Any]:
     draw = _Drawer()
-    together: dict[tuple[str, str, int], list[Run]] = {}
-    for run in runs:
-        together.setdefault((run.record.data, run.record.protocol, run.record.phases), []).append(run)
     return {
         "intro": _intro([run.record for run in runs]),
         "unfinished": [run for run in runs if run.record.status != "done"],
-        "sections": [_section(part, draw) for part in together.values()],
+        "sections": [_section(part, draw) for part in by_stream(runs)],
         "metrics": METRICS,
         "numbered": plots.NUMBERED,
         "runs": runs,
         "environments": _environments(runs),
         "data_name": data_name,
         "duration": duration,
-        "readout_names": READOUT_NAMES,
+        "readout_name": readout_name,
     }
 
 
@@ -92,11 +71,6 @@ def _intro(records: Sequence[Record]) -> str:
         f"{count(len(records), 'run')} of {count(len(methods), 'method')} ({', '.join(methods)}) "
         f"on {', '.join(data)}, with {count(len(seeds), 'seed')}."
     )
-
-
-def data_name(record: Record) -> str:
-    """Return the name of a run's data set; an image folder, given by its path, goes by its own name."""
-    return Path(record.data).name or record.data
 
 
 def _notes(runs: Sequence[Run]) -> list[str]:
@@ -117,11 +91,12 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
     measured = [group for group in found if group.readouts]
     tasks = _task_titles(measured)
     return {
-        "title": f"{data_name(record)} · {record.protocol} · {count(record.phases, 'phase')}",
+        "title": stream_name(record),
         "facts": _facts(found, record),
         "notes": _notes(runs),
         "groups": [_group_line(group, colour) for group, colour in zip(found, plots.colours(found), strict=True)],
         "tasks": tasks,
+        "readouts": _meanings({readout for group in found for readout in group.readouts}),
         "accuracy": [_accuracy_cells(group, len(tasks)) for group in found],
         "summary": _summary_cells(found),
         "true_share": _true_share(found),
@@ -137,8 +112,10 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
 
 def _facts(found: Sequence[Group], record: Record) -> list[str]:
     sizes = record.task_sizes
-    each = f"{sizes[0]} classes each" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} classes"
+    new = "new classes" if record.returning else "classes"
+    each = f"{sizes[0]} {new} each" if len(set(sizes)) == 1 else f"{' + '.join(map(str, sizes))} {new}"
     facts = [f"{count(len(sizes), 'task')}, {each}"] if sizes else []
+    facts += ["classes come back"] if record.returning else []
     for name in ("memory", "order"):
         values = {getattr(group.first, name) for group in found}
         facts += [f"{name}: {values.pop()}"] if len(values) == 1 else []
@@ -157,11 +134,12 @@ def _group_line(group: Group, colour: str) -> dict[str, Any]:
 
 
 def _task_titles(measured: Sequence[Group]) -> list[str]:
-    """Return the head of each task's column: the classes seen, where all groups agree on them."""
+    """Return the head of each task's column: the classes seen, where all groups agree and each task has more."""
     titles = []
     for task in range(max((len(group.seen) for group in measured), default=0)):
         seen = {group.seen[task] for group in measured if task < len(group.seen)}
-        titles.append(str(seen.pop()) if len(seen) == 1 else f"task {task + 1}")
+        told = len(seen) == 1 and not any(0 in group.sizes for group in measured)
+        titles.append(str(seen.pop()) if told else f"task {task + 1}")
     return titles
 
 
@@ -170,20 +148,26 @@ def _accuracy_cells(group: Group, tasks: int) -> dict[str, list[str]]:
     return {readout: _filled([stat.percent(DIGITS) for stat in stats[readout]], tasks) for readout in stats}
 
 
+def _meanings(readouts: Collection[str]) -> list[str]:
+    """Return what the read-outs are."""
+    told = [meaning for readout, meaning in READOUTS.items() if readout in readouts]
+    return told + ["The others are classifiers that a method adds."] * any(one not in READOUTS for one in readouts)
+
+
 def _filled(cells: list[str], columns: int) -> list[str]:
     return cells[:columns] + [""] * (columns - len(cells))
 
 
 def _summary_cells(found: Sequence[Group]) -> list[dict[str, list[tuple[str, bool]]]]:
     """Return the text of each metric and whether it is the best of all, for each group and read-out."""
-    best = {metric.key: _best(found, metric) for metric in METRICS}
+    highest = {metric.key: best(found, metric) for metric in METRICS}
     rows = []
     for group in found:
         cells: dict[str, list[tuple[str, bool]]] = {}
         for readout in group.readouts:
             stats = {metric.key: group.metric(readout, metric.key) for metric in METRICS}
             cells[readout] = [
-                (stat.percent(DIGITS), group.complete and stat.mean == best[key]) for key, stat in stats.items()
+                (stat.percent(DIGITS), group.complete and stat.mean == highest[key]) for key, stat in stats.items()
             ]
         rows.append(cells)
     return rows
@@ -192,16 +176,7 @@ def _summary_cells(found: Sequence[Group]) -> list[dict[str, list[tuple[str, boo
 def _true_share(found: Sequence[Group]) -> str:
     """Return what the share predicted as new would be without bias."""
     shares = {f"{100 * group.true_share_new:.1f}" for group in found if group.complete and group.readouts}
-    return " or ".join(sorted(shares))
-
-
-def _best(found: Sequence[Group], metric: Metric) -> float | None:
-    complete = [group for group in found if group.complete]
-    means = [group.metric(readout, metric.key).mean for group in complete for readout in group.readouts]
-    means = [mean for mean in means if not math.isnan(mean)]
-    if len(complete) < 2 or not metric.better or not means:
-        return None
-    return max(means) if metric.better == "high" else min(means)
+    return " or ".join(sorted(shares - {"nan"}))
 
 
 def _matrices(group: Group) -> dict[str, Any]:
@@ -217,7 +192,7 @@ def _confusions(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str,
     panels = []
     for readout in group.readouts:
         svg = plots.confusion(record.confusions[readout][-1], record.classes, record.task_sizes)
-        panels.append((readout, draw(svg, f"Confusion matrix of {group.label}, {READOUT_NAMES[readout]}")))
+        panels.append((readout, draw(svg, f"Confusion matrix of {group.label}, {readout_name(readout)}")))
     return {"label": group.label, "run": _run_of(record, runs), "panels": panels}
 
 

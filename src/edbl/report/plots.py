@@ -10,6 +10,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from numpy.typing import NDArray
 
 from edbl.errors import EdblError
 from edbl.metrics import Confusion
-from edbl.report.tables import Group
-from edbl.store import write_atomic
+from edbl.report.tables import READOUT_NAMES, Group, readout_name
+from edbl.store import write_output
 
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or on a light page.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX*"
+STYLES = ("-", "--", ":", "-.")  # of read-outs
 # Paul Tol's muted palette, indigo lightened for dark pages: ten classes, told apart by colour-blind readers too.
 CLASSES = (
     "#5566CC",
@@ -51,10 +53,11 @@ DARK = "#222222"  # of figures on white
 NAMED = 20  # class names are written up to this many classes
 NUMBERED = 12  # and numbers into the cells of a confusion matrix up to this many
 TSNE_POINTS = 1000
+FURTHEST = 1e15  # of a feature, since squares of distances are to be finite
 
 
 def accuracy_curves(groups: Sequence[Group]) -> str:
-    """Draw accuracy against classes seen: CNN solid, NME dashed, a band for the spread over runs."""
+    """Draw accuracy against classes seen: a style of line for each read-out, a band for the spread over runs."""
     return _svg(_curves_figure(groups, INK))
 
 
@@ -75,7 +78,7 @@ def _save(figure: Figure, path: Path) -> None:
     if kind not in ("svg", "png"):
         raise EdblError(f"cannot write a figure to '{path}': end its name in .svg or .png")
     figure.patch.set(facecolor="white", alpha=1)
-    write_atomic(path, _bytes(figure, kind))
+    write_output(path, _bytes(figure, kind))
 
 
 def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence[int]) -> str:
@@ -116,7 +119,7 @@ def _tsne_figure(
     features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int], ink: str
 ) -> Figure:
     keep = even_subset(labels, TSNE_POINTS)
-    keep = keep[np.isfinite(features[keep].astype(np.float32)).all(axis=1)]
+    keep = keep[(np.abs(features[keep].astype(np.float32)) < FURTHEST).all(axis=1)]  # which no NaN is
     points = _embed(features[keep].astype(np.float32))
     labels = labels[keep][: len(points)]
     old = sum(task_sizes[:-1])
@@ -181,7 +184,9 @@ def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
     figure, axes = _figure(7.2, 4.0 + 0.2 * math.ceil(len(groups) / 2), ink)
     shown = [(group, colour) for group, colour in zip(groups, colours(groups), strict=True) if group.readouts]
     lowest = 1.0
-    handles = [Line2D([], [], color=ink, linestyle=style) for style in ("-", "--")]
+    readouts = list(dict.fromkeys(readout for group, _ in shown for readout in group.readouts))
+    styles: dict[str, Any] = dict(zip(dict.fromkeys([*READOUT_NAMES, *readouts]), cycle(STYLES)))
+    handles = [Line2D([], [], color=ink, linestyle=styles[readout]) for readout in readouts]
     for index, (group, colour) in enumerate(shown):
         marker = MARKERS[index % len(MARKERS)]
         handles.append(Line2D([], [], color=colour, marker=marker, markersize=4))
@@ -190,19 +195,22 @@ def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
             mean = np.array([stat.mean for stat in stats])
             spread = np.nan_to_num([stat.spread for stat in stats])
             lowest = min([lowest, *(mean - spread)[~np.isnan(mean)]])
-            style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": "-" if readout == "cnn" else "--"}
-            axes.plot(group.seen, 100 * mean, markersize=4, linewidth=1.6, **style)
+            style: dict[str, Any] = {"color": colour, "marker": marker, "linestyle": styles[readout]}
+            places = group.places[: len(mean)]
+            axes.plot(places, 100 * mean, markersize=4, linewidth=1.6, **style)
             if spread.any():
                 low, high = 100 * (mean - spread), 100 * (mean + spread)
-                axes.fill_between(group.seen, low, high, color=colour, alpha=0.15, linewidth=0)
+                axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
     axes.set_ylim(max(0, 10 * math.floor(10 * lowest - 0.3)), 101)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ticks = sorted({seen for group, _ in shown for seen in group.seen})
+    ticks = sorted({place for group, _ in shown for place in group.places})
     if 0 < len(ticks) <= 12:
         axes.set_xticks(ticks)
-    axes.set_xlabel("classes seen")
+    axes.set_xlabel("task" if any(0 in group.sizes for group, _ in shown) else "classes seen")
     axes.set_ylabel("accuracy, %")
-    _legend(axes, handles, ["CNN", "NME", *(_plain(group.label, 52) for group, _ in shown)], columns=2, gap=0.5)
+    names = [*(_plain(readout_name(readout)) for readout in readouts), *(_plain(group.label, 52) for group, _ in shown)]
+    if shown:
+        _legend(axes, handles, names, columns=2, gap=0.5)
     return figure
 
 

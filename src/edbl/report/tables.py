@@ -17,9 +17,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from edbl import metrics
+from edbl import metrics, users
 from edbl.errors import EdblError
-from edbl.records import READOUTS, Record
+from edbl.records import Record
 
 LABEL_PARTS = 3  # a label names this many differing values of the recipe, more only where it takes more
 _SETTING_WORDS = {
@@ -29,7 +29,10 @@ _SETTING_WORDS = {
     "memory": "memory {}",
     "order": "order {}",
 }
+READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
+TASK_AWARE = "task-aware"  # a read-out that is told the task of an image
 DASH = "—"
+DIGITS = 2  # after the point, where there is room
 
 
 class Metric(NamedTuple):
@@ -67,15 +70,16 @@ METRICS = (
     Metric(
         "old_accuracy", "Old", "high", "after the last task, accuracy on test images of the classes of earlier tasks"
     ),
-    Metric("new_accuracy", "New", "high", "after the last task, accuracy on test images of its own classes"),
+    Metric("new_accuracy", "New", "high", "after the last task, accuracy on test images of its new classes"),
     Metric(
         "share_predicted_new",
         "Predicted new",
         "",
-        "after the last task, share of all test images predicted as one of its own classes; without bias it equals the "
+        "after the last task, share of all test images predicted as one of its new classes; without bias it equals the "
         "true share, given below the table",
     ),
 )
+BRIEF = tuple(m for m in METRICS if m.key in ("average_incremental_accuracy", "last_accuracy", "forgetting"))
 
 
 class Stat(NamedTuple):
@@ -117,7 +121,7 @@ class Group:
     @property
     def readouts(self) -> list[str]:
         """The read-outs that were measured."""
-        return [readout for readout in READOUTS if self.first.confusions.get(readout)]
+        return [readout for readout, matrices in self.first.confusions.items() if matrices]
 
     @property
     def complete(self) -> bool:
@@ -126,7 +130,7 @@ class Group:
 
     @property
     def sizes(self) -> list[int]:
-        """The number of classes of each finished task."""
+        """The number of new classes of each finished task."""
         return self.first.task_sizes[: self.first.finished]
 
     @property
@@ -135,10 +139,15 @@ class Group:
         return list(accumulate(self.sizes))
 
     @property
+    def places(self) -> list[int]:
+        """Where each finished task stands in a curve: the classes seen, or, if some task brings none, its number."""
+        return list(range(1, len(self.sizes) + 1)) if 0 in self.sizes else self.seen
+
+    @property
     def true_share_new(self) -> float:
-        """The share of the last task's test images that are of its own classes."""
+        """The share of the last task's test images that are of its new classes, if it has any."""
         matrices = next((self.first.confusions[readout] for readout in self.readouts), [])
-        if not matrices or not matrices[-1].sum():
+        if not matrices or not matrices[-1].sum() or not self.sizes[-1]:
             return math.nan
         return float(matrices[-1][sum(self.sizes[:-1]) :].sum() / matrices[-1].sum())
 
@@ -176,8 +185,23 @@ class Group:
     def _summaries(self) -> dict[str, list[dict[str, float]]]:
         return {
             readout: [metrics.summary(r.confusions.get(readout, []), r.task_sizes) for r in self.records]
-            for readout in READOUTS
+            for readout in self.readouts
         }
+
+
+def readout_name(readout: str) -> str:
+    """Return a read-out for people: one of a method's own goes by the name that the method gave it."""
+    return READOUT_NAMES.get(readout, readout)
+
+
+def best(found: Sequence[Group], metric: Metric) -> float | None:
+    """Return the best mean of a metric among finished groups, by any read-out that is told nothing; None of one."""
+    complete = [group for group in found if group.complete]
+    stats = [group.metric(one, metric.key) for group in complete for one in group.readouts if one != TASK_AWARE]
+    means = [stat.mean for stat in stats if not math.isnan(stat.mean)]
+    if len(complete) < 2 or not metric.better or not means:
+        return None
+    return max(means) if metric.better == "high" else min(means)
 
 
 def completed(records: Sequence[Record]) -> list[Record]:
@@ -185,16 +209,16 @@ def completed(records: Sequence[Record]) -> list[Record]:
     kinds = {(record.method, frozenset(record.recipe)) for record in records}
     if len(kinds) == len({method for method, _ in kinds}):
         return list(records)
-    return [replace(record, recipe=_of_today(record.recipe)) for record in records]
+    return [replace(record, recipe=of_today(record.recipe)) for record in records]
 
 
-def _of_today(recipe: dict[str, Any]) -> dict[str, Any]:
+def of_today(recipe: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe with the method's present keys; as it is if the method is not of this package, or no longer."""
     from edbl.recipe import Recipe, without_dropped  # here, because it takes a second that few reports need
 
     method = str(recipe.get("method"))
     with suppress(EdblError):
-        if not method.endswith(".py"):  # a report runs nobody's code
+        if not users.is_file(method):  # a report runs nobody's code
             known = Recipe.keys(method)
             return {key: leaf.default for key, leaf in known.items()} | without_dropped(recipe, known)
     return recipe
@@ -243,8 +267,8 @@ def run_table(records: Sequence[Record]) -> Table:
     if several:
         table.add_column("n", justify="right")
     table.add_column("accuracy after each task, %", overflow="fold", ratio=1)
-    for title in ("average", "last", "forgetting"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for metric in BRIEF:
+        table.add_column(metric.title.lower(), justify="right", no_wrap=True)
     for group in found:
         _add_rows(table, group, several)
     return table
@@ -259,19 +283,16 @@ def _add_rows(table: Table, group: Group, several: bool) -> None:
     # Text, not str: a name with square brackets must not be read as markup.
     count = [Text(str(len(group.records)))] if several else []
     if not group.readouts:
-        table.add_row(Text(group.label), Text(DASH), *count, Text("no task finished"), *[Text(DASH)] * 3)
+        table.add_row(Text(group.label), Text(DASH), *count, Text("no task finished"), *[Text(DASH)] * len(BRIEF))
     for readout in group.readouts:
         cells = [stat.percent(sign="±") for stat in group.accuracy(readout)]
         width = max(map(len, cells))
         table.add_row(
             Text(group.label if readout == group.readouts[0] else ""),
-            Text(readout.upper()),
+            Text(readout_name(readout)),
             *count,
             Text(" ".join(cell.ljust(width) for cell in cells)),
-            *(
-                Text(group.metric(readout, key).percent(sign="±"))
-                for key in ("average_incremental_accuracy", "last_accuracy", "forgetting")
-            ),
+            *(Text(group.metric(readout, metric.key).percent(sign="±")) for metric in BRIEF),
         )
 
 
@@ -288,13 +309,14 @@ def _progress(record: Record) -> str:
 
 def _identity(record: Record) -> str:
     sizes = record.task_sizes[: record.finished]
-    far = [len(record.confusions.get(readout, [])) for readout in READOUTS]
+    far = {readout: len(matrices) for readout, matrices in sorted(record.confusions.items()) if matrices}
     return json.dumps([record.method, _setting(record), sorted(_made_of(record).items()), record.status, sizes, far])
 
 
 def _made_of(record: Record) -> dict[str, str]:
     """Return the recipe of a run, and what tells its method file and images from others with the same name."""
-    more = {"file": record.method_digest[:8], "images": images_of(record)}
+    more = {f"code of {key}": text if " " in text else text[:8] for key, text in record.code.items()}  # or a package
+    more |= {"images": images_of(record)}
     return flat(record.recipe) | {key: value for key, value in more.items() if value}
 
 
@@ -316,14 +338,14 @@ def _labels(records: Sequence[Record]) -> list[str]:
             if other.method == record.method and its == setting
         ]
         recipe = _made_of(record)
-        parts = [_SETTING_WORDS[name].format(_brief(setting[name])) for name in names]
-        parts += [f"{key}={_brief(recipe.get(key, DASH))}" for key in _telling(recipes, fewest=LABEL_PARTS)]
+        parts = [_SETTING_WORDS[name].format(brief(setting[name])) for name in names]
+        parts += [f"{key}={brief(recipe.get(key, DASH))}" for key in _telling(recipes, fewest=LABEL_PARTS)]
         progress = _progress(record)
         labels.append(" · ".join([record.label, *parts]) + (f" ({progress})" if progress else ""))
     return labels
 
 
-def _brief(value: str, longest: int = 24) -> str:
+def brief(value: str, longest: int = 24) -> str:
     """Return a value short enough for a label: a long one, such as a path, by its end."""
     return value if len(value) <= longest else "…" + value[1 - longest :]
 

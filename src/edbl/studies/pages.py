@@ -17,7 +17,7 @@ from edbl.errors import EdblError, unknown
 from edbl.records import READOUTS
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
-from edbl.store import write_atomic
+from edbl.store import MOST_VALUES, read_file, write_atomic
 from edbl.studies import small_page
 from edbl.studies.paper import (
     BUDGETS,
@@ -34,6 +34,7 @@ from edbl.studies.paper import (
 )
 from edbl.studies.shelf import Run, Shelf, key, require
 from edbl.studies.study import Study, read_all
+from edbl.text import printable
 
 INDEX = "runs.csv"  # of all runs, in the folder of results
 NEIGHBOURS = 10
@@ -338,7 +339,7 @@ def write_all(pages: Sequence[Path], results: Path, studies: Path | None) -> lis
         made[other] = studies_page(read_all(studies), shelf)
     made[results / INDEX] = index(shelf)
     for path, text in made.items():
-        write_atomic(path, text.encode())
+        write_atomic(path, printable(text).encode())
     for page in pages:
         _tidy(page.with_suffix(""), made[page])
     return list(made)
@@ -347,7 +348,7 @@ def write_all(pages: Sequence[Path], results: Path, studies: Path | None) -> lis
 def _text(page: Path) -> str:
     """Return the text of a page; one that is not there has a place for every table and figure."""
     try:
-        return page.read_text(encoding="utf-8") if page.exists() else skeleton()
+        return read_file(page, MOST_VALUES).decode() if page.exists() else skeleton()
     except UnicodeDecodeError as error:
         raise EdblError(f"{page} is not UTF-8: {error}") from error
 

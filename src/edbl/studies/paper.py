@@ -45,7 +45,7 @@ class Row:
 
     label: str
     method: str
-    readout: Literal["cnn", "nme"]
+    readout: str
     printed: tuple[Cell, ...]
     quoted: bool = False  # the paper took it from elsewhere
     options: Settings = field(default_factory=dict)

@@ -26,8 +26,10 @@ from edbl.studies.paper import (
     STREAM,
     TUNED,
     ZERO,
+    Column,
     Experiment,
     Planned,
+    Row,
     planned,
     wanted,
 )
@@ -38,6 +40,7 @@ ALL = "all"  # tables and figures
 SEEDS = 3  # of the whole queue
 ORDERS = ("natural", "1994", "1995")  # of classes, beside those of the tables
 TINY = "tiny-imagenet"
+BETAS = "options.boost_betas"
 SIZES = {  # training images and their side, of data sets whose times can be told from those of others
     "cifar10": (50_000, 32),
     "cifar100": (50_000, 32),
@@ -46,6 +49,32 @@ SIZES = {  # training images and their side, of data sets whose times can be tol
     "digits": (1_442, 8),
     **{name: (10_000, 16) for name in DATASETS if name.startswith(("cifar100-block", "cifar10-part"))},
 }
+
+
+# Systems that the paper does not compare with: CIFAR-100, and what their authors print. FOSTER's betas are those of its
+# configurations.
+FOSTER = (
+    (ZERO[3], (0.97, 0.96, 0.95, 0.94), 73.9),
+    (ZERO[4], (0.98, 0.975, 0.97, 0.965, 0.96, 0.955, 0.95, 0.945, 0.94), 73.1),
+    (HALF[0], (0.94,), 71.1),
+    (HALF[1], (0.94,), 68.6),
+)
+MANY_PHASES = Column(
+    "CIFAR-100, 25 phases, no exemplars",
+    "cifar100-base-half-25-none",
+    {**HALF[0].settings, "stream.phases": 25, "memory": "none"},
+)
+ANALYTIC = (
+    Row("ACIL", "acil", "cnn", ((71.05,),)),
+    Row("DS-AL", "acil", "cnn", ((71.28,),), options={"options.compensation": 0.6}, name="ds-al"),
+)
+REFERENCES = (
+    *(
+        Experiment("", "", "average", (column,), (Row("FOSTER", "foster", "boosted", ((n,),), options={BETAS: betas}),))
+        for column, betas, n in FOSTER
+    ),
+    Experiment("", "", "average", (MANY_PHASES,), ANALYTIC),
+)
 
 
 class Item(NamedTuple):
@@ -97,6 +126,7 @@ def everything(seeds: int = SEEDS, studies: Sequence[Study] = ()) -> list[Item]:
             "whether ours are as strong as their authors'",
             _of(own, lambda r: not _is_edbl(r) and not _is_tiny(r), "paper"),
         ),
+        Item("other systems", "whether ours are as strong as published", _of(REFERENCES, lambda r: True, "paper")),
         *(
             Item(
                 f"class order {order}", "one class order says little", planned(_ordered(columns, order), [0], "default")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edbl import records
-from edbl.errors import EdblError
+from edbl.errors import EdblError, Unnamed
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
-from edbl.store import write_atomic
+from edbl.store import read_file, write_atomic
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run
 
@@ -32,7 +32,7 @@ class Shelf:
     def runs(self) -> list[Run]:
         """Every finished run, in order of its start."""
         folders = sorted(path.parent for path in self.folder.rglob(records.RECORD))
-        read = [Run(folder, Recipe.read(folder / RECIPE), records.read(folder)) for folder in folders]
+        read = [Run(folder, recipe, records.read(folder)) for folder in folders if (recipe := _recipe(folder))]
         return sorted((run for run in read if run.record.status == "done"), key=lambda run: run.record.started)
 
     @cached_property
@@ -58,7 +58,7 @@ class Shelf:
         free = next(self.folder / n for n in (name, *numbered) if self._may_hold(self.folder / n, run))
         free.mkdir(parents=True, exist_ok=True)
         for file in sorted(names, key=lambda file: file == records.RECORD):  # last: it says that all is there
-            write_atomic(free / file, (run / file).read_bytes())
+            write_atomic(free / file, read_file(run / file, own=True))
         for known in ("runs", "_by_key"):
             self.__dict__.pop(known, None)
         return free
@@ -67,8 +67,16 @@ class Shelf:
         """Tell whether a folder has no record, or one of the same recipe and seed as a run."""
         if not (folder / records.RECORD).is_file():
             return True
-        here, there = Recipe.read(folder / RECIPE), Recipe.read(run / RECIPE)
-        return (key(here), here.seed) == (key(there), there.seed)
+        here, there = _recipe(folder), _recipe(run)
+        return here is not None and there is not None and (key(here), here.seed) == (key(there), there.seed)
+
+
+def _recipe(run: Path) -> Recipe | None:
+    """Return the recipe of a run; None if its method is in a file that nobody named: it would run."""
+    try:
+        return Recipe.read(run / RECIPE)
+    except Unnamed:
+        return None
 
 
 def key(recipe: Recipe) -> str:

@@ -58,7 +58,6 @@ def settings() -> dict[str, object]:
         "optim.nesterov": True,
         "optim.weight_decay": 1e-3,
         "optim.warmup": 1,
-        "optim.steps": 0,
         "schedule.epochs": LATER,
         "schedule.milestones": (),
         "schedule.decay": 0.1,

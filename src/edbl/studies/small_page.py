@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
+from typing import Literal
 
+from edbl.metrics import Difference
 from edbl.records import READOUTS, Record
 from edbl.studies import small
-from edbl.studies.contrasts import Difference, verdict
 from edbl.studies.paper import planned
 from edbl.studies.shelf import Shelf
 from edbl.studies.small import Contrast, Stream, Table
@@ -94,3 +95,9 @@ def _contrast(table: Table, contrast: Contrast, stream: Stream, shelf: Shelf) ->
 def _told(difference: Difference, contrast: Contrast) -> str:
     half = "" if math.isinf(difference.half) else f" ±{difference.half:.1f}"
     return f"{difference.mean:+.1f}{half}: {verdict(difference, contrast.expected)}"
+
+
+def verdict(difference: Difference, expected: Literal["higher", "open"]) -> str:
+    """Return what a difference says about the expectation that it is above 0; ``open`` is none."""
+    words = {"higher": ("refuted", "confirmed"), "open": ("lower", "higher")}[expected]
+    return {-1: words[0], 0: "cannot be told", 1: words[1]}[difference.sign]

@@ -6,13 +6,13 @@ later ones winning in that order; and ``include``, names of tables in a file ``s
 """
 
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edbl.errors import EdblError, unknown
 from edbl.recipe import flat
+from edbl.store import read_toml
 from edbl.studies.paper import Column, Experiment, Row
 
 SHARED = "shared.toml"
@@ -96,7 +96,7 @@ def _included(path: Path, names: object) -> dict[str, object]:
 
 def _toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return read_toml(path)
     except OSError as error:
         raise EdblError(f"cannot read study {path}: {error.strerror}") from error
     except ValueError as error:

@@ -13,13 +13,13 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from edbl import store
-from edbl.app import extractor
 from edbl.app.bundle import Settings
-from edbl.app.extractor import LITE0, PACKAGE, WEIGHTS, Pretrained, find
 from edbl.app.inputs import inputs_of
 from edbl.errors import EdblError
+from edbl.nets import pretrained
 from edbl.nets.backbones import Foreign
 from edbl.nets.efficientnet import EfficientNetLite0
+from edbl.nets.pretrained import LITE0, PACKAGE, WEIGHTS, Pretrained, find
 from tests.vectors import seeded
 
 HALF = (0.5, 0.5, 0.5)
@@ -162,19 +162,19 @@ def test_the_generator_decides_and_the_size_of_batches_does_not(monkeypatch: pyt
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     for batch in (1, SIZE**2, 4 * SIZE**2, 5 * SIZE**2):
-        monkeypatch.setitem(extractor.PIXELS, "cpu", batch)
+        monkeypatch.setitem(pretrained.PIXELS, "cpu", batch)
         assert torch.equal(views(pixels(), x, 2, 1), first)
 
 
 def test_it_says_how_many_images_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(extractor.PIXELS, "cpu", 4 * SIZE**2)
+    monkeypatch.setitem(pretrained.PIXELS, "cpu", 4 * SIZE**2)
     said: list[int] = []
     pixels().views(noise(7), 1, seeded(), said.append)
     assert said == [2, 4, 6, 7]
 
 
 def test_batches_hold_no_more_than_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(extractor.PIXELS, "cpu", 4 * SIZE**2)
+    monkeypatch.setitem(pretrained.PIXELS, "cpu", 4 * SIZE**2)
     sizes: list[int] = []
 
     class Counting(Pixels):
@@ -202,14 +202,14 @@ def test_every_core_works_and_the_number_of_threads_is_as_before(monkeypatch: py
             together.wait()
             return super().forward(x)
 
-    monkeypatch.setitem(extractor.PIXELS, "cpu", 1)
+    monkeypatch.setitem(pretrained.PIXELS, "cpu", 1)
     meeting = Pretrained("meeting", 108, SIZE, HALF, HALF, lambda: Foreign(Meeting(), 108))
     meeting.views(noise(6), 0, seeded(), lambda done: None)
     assert set_to == [(False, 1)] * 3 + [(True, 3)]
 
 
 def test_work_stops_when_its_user_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(extractor.PIXELS, "cpu", 1)
+    monkeypatch.setitem(pretrained.PIXELS, "cpu", 1)
     begun: list[int] = []
 
     class Slow(Pixels):
@@ -254,11 +254,11 @@ def test_unknown_names_are_refused(name: str) -> None:
 def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     assert "pip install 'edbl[photos]'" in message(LITE0)
-    assert extractor.default() is None
+    assert pretrained.default() is None
 
 
 def test_where_the_extra_is_installed_it_is_the_default(package: Path) -> None:
-    assert extractor.default() == LITE0
+    assert pretrained.default() == LITE0
 
 
 # EfficientNet-Lite0 and its weights.
@@ -407,7 +407,7 @@ def test_weights_on_features_of_either_sign_are_not_clipped() -> None:
     one = {"schedule.epochs": 1}
     settings = Settings("wa", "timm:net.a", "all", 12, "per_class=3", seed=0, validation=0.0, copies=0, given=one)
     inputs = inputs_of(settings)
-    made = inputs.model(inputs.training(40), "cpu")
+    made = inputs.model(inputs.training(40), torch.device("cpu"))
     made.learn(noise(40, 12), ["a", "b"] * 20)
     made.learn(noise(40, 12), ["c", "d"] * 20)
     assert made.learner.net.head.weight.min() < 0

