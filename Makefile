@@ -2,13 +2,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check
+.PHONY: demo test check campaign
 
 demo: .venv/ready
 	$(BIN)/edbl demo
 
 test: check
 	$(BIN)/pytest -n 2
+
+campaign: .venv/tested  # hours; goes on where it was stopped
+	$(BIN)/python -m tests.campaign
 
 check: .venv/tested
 	$(BIN)/ruff check
