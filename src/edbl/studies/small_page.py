@@ -62,7 +62,7 @@ MEASURES = [pick(readout) for readout in READOUTS for pick in (_average, _last)]
 MEASURED = [f"{readout.upper()}, {what}" for readout in READOUTS for what in ("average", "last")]
 
 
-def _values(table: Table, name: str, stream: Stream, shelf: Shelf) -> list[list[float]]:
+def values(table: Table, name: str, stream: Stream, shelf: Shelf) -> list[list[float]]:
     """Return a row's numbers on each replicate of a stream, a list for each measure."""
     found = [run.record for run in small.runs_of(shelf, stream, table.row(name))]
     return [[measure(record) for record in found] for measure in MEASURES]
@@ -73,7 +73,7 @@ def _cells(table: Table, shelf: Shelf) -> str:
     for row in table.rows:
         cells = []
         for stream in table.streams:
-            means = [f"{fmean(numbers):.1f}" for numbers in _values(table, row.name, stream, shelf)]
+            means = [f"{fmean(numbers):.1f}" for numbers in values(table, row.name, stream, shelf)]
             cells.append(f"{means[0]} {means[1]} / {means[2]} {means[3]} ({len(stream.columns)})")
         rows.append([row.label, *cells])
     return _markdown(["", *(stream.label for stream in table.streams)], rows)
@@ -86,7 +86,7 @@ def _contrasts(table: Table, shelf: Shelf) -> str:
 
 
 def _contrast(table: Table, contrast: Contrast, stream: Stream, shelf: Shelf) -> list[str]:
-    one, other = (_values(table, name, stream, shelf) for name in (contrast.one, contrast.other))
+    one, other = (values(table, name, stream, shelf) for name in (contrast.one, contrast.other))
     cells = [_told(Difference.of(*pair), contrast) for pair in zip(one, other, strict=True)]
     labels = [table.row(name).label.removeprefix("+ ") for name in (contrast.one, contrast.other)]
     return [" - ".join(labels), stream.label, str(len(stream.columns)), *cells]
