@@ -87,11 +87,11 @@ class Prepared:
         again = learner.tensors()
         if odd := sorted(k for k, v in saved.tensors.items() if k not in again or not _same(v, again[k].cpu())):
             raise EdblError(f"a run of {name} could not be resumed: '{odd[0]}' is lost after task {task + 1}")
-        learns = {k: p.requires_grad for k, p in self.learner.net.named_parameters()}
-        if odd := sorted(k for k, p in learner.net.named_parameters() if p.requires_grad != learns[k]):
+        frozen = {k for k, p in self.learner.net.named_parameters() if not p.requires_grad}
+        if odd := sorted(k for k, p in learner.net.named_parameters() if p.requires_grad and k in frozen):
             raise EdblError(
-                f"a run of {name} could not be resumed: that '{odd[0]}' {'learns' if learns[odd[0]] else 'is frozen'} "
-                f"is lost after task {task + 1}; freeze in `begin`, or leave it out of the `params` of phases"
+                f"a run of {name} could not be resumed: that '{odd[0]}' is frozen is lost after task {task + 1}; "
+                f"freeze in `begin`, or leave it out of the `params` of phases"
             )
         self.learner = learner
 
