@@ -72,14 +72,12 @@ def test_a_method_without_chance_has_the_same_bits_for_every_seed(tmp_path: Path
 
 def test_what_is_lost_by_a_kill_is_found(tmp_path: Path) -> None:
     text = """
-    calls = 0
-
     def phases(self, task):
-        Mine.calls += 1
+        CALLS.append(task.index)
         phase = self.main_phase(task, self.draw(task))
-        yield replace(phase, schedule=replace(phase.schedule, lr=0.01 * Mine.calls))
+        yield replace(phase, schedule=replace(phase.schedule, lr=0.01 * len(CALLS)))
 """
-    findings = found(tmp_path, HEAD + text)
+    findings = found(tmp_path, "CALLS = []" + HEAD + text)
     assert "killed at moment" in findings["killed anywhere, ends with the same bits"]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from edbl import losses
+from edbl import EdblError, losses
 from edbl.methods.options import Balancing
 from edbl.metrics import Difference
 from edbl.recipe import Recipe
@@ -257,3 +257,25 @@ def test_a_slice_of_it(cli: Cli, cifar: Path, tmp_path: Path, monkeypatch: pytes
 def test_an_unknown_table(cli: Cli) -> None:
     done = cli("reproduce", "fig2", "--scale", "small")
     assert (done.code, "unknown table at small scale 'fig2'" in done.err) == (2, True)
+
+
+def test_systems_that_the_paper_does_not_compare_with_come_last_and_by_the_same_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(small.experiments())[-1] == small.OTHERS_TUNING
+    tuned = planned(small.find(small.OTHERS_TUNING), [0])
+    assert Counter(plan.recipe.method for plan in tuned) == dict.fromkeys(small.OTHERS, 3)
+    assert {(plan.recipe.data.name, plan.recipe.data.holdout) for plan in tuned} == {("cifar100-block0", 0.2)}
+    with pytest.raises(EdblError, match="no rates are chosen"):
+        small.find("others")
+    assert small.chosen(Told({}), small.OTHERS) == dict.fromkeys(small.OTHERS, 0.1)
+    monkeypatch.setattr(small, "OTHERS_RATES", dict.fromkeys(small.OTHERS, 0.03))
+    runs = planned(small.find("others"), [0])
+    assert len({key(plan.recipe) for plan in runs}) == len(runs) == 48
+    assert {plan.recipe.method for plan in runs} == {*small.OTHERS, *small.ANALYTIC}
+    assert not {plan.folder for plan in runs} & {plan.folder for plans in new_runs().values() for plan in plans}
+    assert all(plan.recipe.schedule.lr == (0.03 if plan.recipe.method in small.OTHERS else 0.1) for plan in runs)
+    shared = small.settings().keys() - {"preset", "by_rule"}
+    assert all(plan.recipe.values()[k] == small.settings()[k] for plan in runs for k in shared - {"schedule.lr"})
+    assert "(`others`, 48)" in PROTOCOL
+    assert "`others-tuning`, 9 runs" in PROTOCOL

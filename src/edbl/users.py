@@ -156,6 +156,22 @@ def digest(kind: str, name: str, ours: Collection[str]) -> str:
     return _package(_entries(kind)[name]) if name in _entries(kind) else ""
 
 
+def held(kind: type) -> dict[str, object]:
+    """Return what classes of users hold beside code, as far as it shows: it is lost when a process ends."""
+    theirs = [one for one in kind.__mro__ if not one.__module__.startswith("edbl.") and one is not object]
+    return {
+        f"{one.__name__}.{name}": (id(value), repr(value) if isinstance(value, Collection) else "")
+        for one in theirs
+        for name, value in vars(one).items()
+        if not name.startswith("__")
+    }
+
+
+def forget() -> None:
+    """Forget what was imported of users, as a new process would begin."""
+    _import.cache_clear()
+
+
 def told(error: BaseException) -> str:
     """Return where a user's code crashed, with its frames from the first on; nothing if the crash is not its own."""
     first = _first_of_users(error)

@@ -87,6 +87,8 @@ def reproduce(
         _show(found, shelf, runs)
     if scale == "small" and not small.RATES and (rates := small.chosen(shelf)):
         terminal.tell(f"chosen: RATES = {rates}")
+    if scale == "small" and not small.OTHERS_RATES and (rates := small.chosen(shelf, small.OTHERS)):
+        terminal.tell(f"chosen: OTHERS_RATES = {rates}")
 
 
 def _end(minutes: float | None, resume: bool) -> float | None:

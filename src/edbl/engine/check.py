@@ -116,7 +116,7 @@ class _Checks:
     def _run(self, name: str, seed: int, progress: Progress | None = None) -> Record:
         """Run the method, whatever was drawn before."""
         self.drawn += 1
-        _unseeded(self.drawn)
+        _as_new(self.drawn)
         return run(recipe(self.method, seed), self.folder / name, progress=progress)
 
     def _last(self, name: str) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class _Checks:
             try:
                 self._run(name, 0, _Moments(at))
             except _Killed:
-                _unseeded(1000 + number)
+                _as_new(1000 + number)
                 if wrong := self._differ(whole, resume(self.folder / name), name):
                     return f"killed at moment {at} of {moments}: {wrong}"
         return ""
@@ -176,8 +176,9 @@ class _Checks:
         return f"what it learns hangs on {seen[0]}" if seen else ""
 
 
-def _unseeded(number: int) -> None:
-    """Put generators that are not the run's into some other state."""
+def _as_new(number: int) -> None:
+    """Begin as another process would: with other global generators, and with users' files as nobody has used them."""
+    users.forget()
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)

@@ -77,9 +77,8 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
     ``tasks`` are given; and those of the method itself.
     """
     output = method.outputs(test)
-    scores = method.scores(output)
-    seen = scores.shape[1]
-    answers = {"cnn": scores.argmax(1)}
+    scores, seen = method.scores(output), method.net.head.classes
+    answers = {"cnn": _best(scores, "cnn", (len(test), seen))}
     if len(method.memory):
         answers["nme"] = nearest(class_means(method.memory, method.features, flips), output.features)
     if tasks:
@@ -89,9 +88,16 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
     for name, own in method.classifiers(output).items():
         if name in answers or not re.fullmatch(NAME, name):
             raise EdblError(f"a classifier of {method.name} is named '{name}'; use a new name in small letters")
-        if own.shape != scores.shape:
-            raise EdblError(f"scores of classifier '{name}' have shape {list(own.shape)}, not {list(scores.shape)}")
-        answers[name] = own.argmax(1)
+        answers[name] = _best(own, name, (len(test), seen))
     if method.readout not in answers:
         raise EdblError(f"{method.name} reports '{method.readout}', which is not among {', '.join(answers)}")
     return {name: confusion(test.y, predicted, seen) for name, predicted in answers.items()}
+
+
+def _best(scores: Tensor, name: str, shape: tuple[int, int]) -> Tensor:
+    """Return the class with the largest score of each image; not a number would be the largest."""
+    if scores.shape != shape:
+        raise EdblError(f"scores of classifier '{name}' have shape {list(scores.shape)}, not {list(shape)}")
+    if scores.isnan().any():
+        raise EdblError(f"scores of classifier '{name}' are not all numbers")
+    return scores.argmax(1)

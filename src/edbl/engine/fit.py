@@ -11,6 +11,7 @@ from torch.optim.sgd import sgd
 
 from edbl.data.augment import Transform, Views
 from edbl.data.mixing import Batch
+from edbl.engine import contract
 from edbl.engine.checkpoint import LOSS, Saved, State
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, happened
@@ -84,6 +85,7 @@ class Loop:
                     state.optimiser = step.optimiser.state()
                     after_epoch()
         state.optimiser = {}  # the next phase has one of its own
+        phase.logged.clear()  # what comes later is no step's
         net.eval()
         if phase.finish is not None:
             before = _structure(net)
@@ -94,6 +96,8 @@ class Loop:
     def _epoch(self, phase: Phase, step: "Step", epoch: int) -> dict[str, float]:
         """Make the steps of an epoch, and return the means of their loss and of what it logged, by name."""
         batches = phase.draw.sampler(step.generator)  # [steps, batch]
+        if not step.calls:
+            contract.check_batches(phase, batches)
         step.begin_epoch(batches, phase.schedule.rate(epoch, phase.optim.warmup))
         self.progress.epoch(epoch, len(batches))
         for number in range(len(batches)):
@@ -163,7 +167,6 @@ class Step:
         graph: bool,
     ) -> None:
         self.phase = phase
-        self.phase.logged.clear()
         self.generator = generator
         device = generator.device
         self.bf16 = bf16
@@ -182,7 +185,10 @@ class Step:
 
     def begin_epoch(self, batches: Tensor, rate: float) -> None:
         """Take the index batches and the learning rate of an epoch."""
-        if batches.shape != self.batches.shape:
+        if self.calls and batches.shape != self.batches.shape:
+            gives = f"gives {list(batches.shape)} in one epoch and {list(self.batches.shape)} in another"
+            raise EdblError(f"the sampler of phase '{self.phase.name}' {gives}; the shape must stay the same")
+        if not self.calls:
             self.batches = torch.empty_like(batches)
             self.losses = torch.empty(len(batches), device=batches.device)
             self.logs = {}
@@ -212,7 +218,11 @@ class Step:
         index = self.batches.index_select(0, self.number).squeeze(0)
         images = self.phase.draw.data[index]
         labels = self.one_hot[images.y]  # [batch, seen]
-        batch = Batch(self.augment(images.x, self.generator), labels, index=index)
+        x = self.augment(images.x, self.generator)
+        if len(x) != len(labels) or not x.is_floating_point():
+            given = f"gives {x.dtype} {list(x.shape)} for {len(labels)} images"
+            raise EdblError(f"`augment` of phase '{self.phase.name}' {given}; return as many, normalised, as floats")
+        batch = Batch(x, labels, index=index)
         return self.phase.draw.mixing(batch, self.generator)
 
     def _step(self) -> None:
@@ -224,13 +234,19 @@ class Step:
             if self.ahead is not None:
                 self.ahead.ask(batch.x)
             loss = self.phase.loss(batch)
+            if self.calls == 1:
+                contract.check_loss(self.phase, loss)
             if self.ahead is not None:
                 self.ahead.wait()
         self.optimiser.zero_grad()
         loss.backward()
         if self.phase.adjust is not None:
+            before = contract.versions(self.phase.params)
             with cast:
                 self.phase.adjust(self.generator)
+            if contract.versions(self.phase.params) != before:
+                what = f"`adjust` of phase '{self.phase.name}' changes parameters, and a kill would lose how"
+                raise EdblError(f"{what}; it may change gradients: an optimiser of your own is `Phase.optimiser`")
         if self.phase.optim.clip:
             nn.utils.clip_grad_norm_(self.phase.params, self.phase.optim.clip)
         self.optimiser.step()
@@ -263,7 +279,9 @@ class Optimiser(Protocol):
 def optimiser(phase: Phase) -> Optimiser:
     """Return the optimiser of a phase: one of its own, or what the recipe names."""
     if phase.optimiser is not None:
-        return Foreign(phase.optimiser(phase.params))
+        made = phase.optimiser(phase.params)
+        contract.check_optimiser(phase, made)
+        return Foreign(made)
     if phase.optim.kind == "sgd":
         return SGD(phase.params, phase.backbone, phase.optim)
     from torch.optim import Adam, AdamW

@@ -10,9 +10,11 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
+from edbl import users
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
+from edbl.engine import contract
 from edbl.engine.checkpoint import Checkpoints, Saved, Saver, State, net_tensors
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import Loop, Watch
@@ -71,6 +73,7 @@ class Learner:
         device: torch.device,
         progress: Progress,
         make: Callable[[Generator], Backbone] | None = None,
+        kind: type[Method] | None = None,
     ) -> None:
         self.training = training
         self.shape = torch.Size(shape)
@@ -81,8 +84,8 @@ class Learner:
         bf16 = training.precision == "bf16" or (training.precision == "auto" and device.type == "cuda")
         fuse = bf16 and training.fused and device.type == "cuda"
         self.loop = Loop(transform, self.seeds, progress, bf16, training.graph)
-        self.kind = kind = find_method(training.method)  # once: a file may be edited while a run goes on
-        built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
+        self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
+        self.make = built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
 
         def backbone(generator: Generator) -> Backbone:
             made = built(generator).to(device)
@@ -97,6 +100,11 @@ class Learner:
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
         self.budget = Budget.parse(training.memory)
         self.method = self._method(training, 0, net, Memory(self.budget), {})
+        contract.check_net(self.method, 0, "build")
+
+    def fresh(self) -> "Learner":
+        """Return a learner of the same training and code that has learnt nothing."""
+        return Learner(self.training, self.shape, self.transform, self.device, self.progress, self.make, self.kind)
 
     @property
     def net(self) -> Net:
@@ -198,14 +206,30 @@ class Learner:
         by_rule = task.old and self.training.by_rule
         self._anew(self.training.ruled(self._facts(task)) if by_rule else self.training, task.index)
         with _on_gpu(), self.seeds.everywhere("task", task.index):
+            held = users.held(self.kind)
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
+            contract.check_net(self.method, task.seen, "begin")
             learnt = self._fit(task, self.method.phases(task), checkpoints, watch)
             self.progress.busy("choosing exemplars" if self.budget.count else "finishing the task")
             with stopwatch(learnt.seconds, "memory"):
                 self.method.end(task)
-        self.memory.check(self.budget)
+        self._check_end(task, held)
         self.progress.learnt(task.index)
         return learnt
+
+    def _check_end(self, task: Task, held: Mapping[str, object]) -> None:
+        """Refuse what the record would not tell, or what a kill would lose."""
+        contract.check_net(self.method, task.seen, "end")
+        contract.check_memory(self.method)
+        self.memory.check(self.budget)
+        self.method.state = contract.settled(self.method, self.device)
+        if self.method.logged:
+            name = next(iter(self.method.logged))
+            raise EdblError(f"'{name}' is logged outside of a loss; `self.log` notes numbers of training steps")
+        now = users.held(self.kind)
+        if odd := sorted(k for k in {**held, **now} if held.get(k) != now.get(k)):
+            what = f"`{odd[0]}` has changed in task {task.index + 1}, and a kill would lose what a class holds"
+            raise EdblError(f"{what}; keep tensors in `self.state`")
 
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
@@ -230,6 +254,7 @@ class Learner:
         clean: Draw | None = None
         after = self.seeds.number("task", task.index, "after phases")
         for number, phase in enumerate(phases):
+            contract.check_phase(self.method, self.net, phase)
             if number == 0:
                 clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in learnt.seconds:  # and the seeds of its draws are named after it

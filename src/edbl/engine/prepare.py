@@ -71,9 +71,9 @@ class Prepared:
     def _learner(self, device: torch.device, progress: Progress) -> Learner:
         return Learner(self.recipe, self.shape, self.recipe.data.transform(device), device, progress)
 
-    def try_to_resume(self, checkpoints: Checkpoints, task: int) -> None:
-        """Load the state after a task into a fresh learner: what could not go on fails now, not after a kill."""
-        learner, saved = self._learner(self.learner.device, Progress()), checkpoints.load(f"task-{task}")
+    def go_on_afresh(self, checkpoints: Checkpoints, task: int) -> None:
+        """Let a fresh learner go on from the state after a task: what a kill would lose is lost, or refused, now."""
+        learner, saved = self.learner.fresh(), checkpoints.load(f"task-{task}")
         if saved is None:
             return  # an unlucky moment; whoever goes on finds the state before it
         name = self.learner.method.name
@@ -87,6 +87,13 @@ class Prepared:
         again = learner.tensors()
         if odd := sorted(k for k, v in saved.tensors.items() if k not in again or not _same(v, again[k].cpu())):
             raise EdblError(f"a run of {name} could not be resumed: '{odd[0]}' is lost after task {task + 1}")
+        frozen = {k for k, p in self.learner.net.named_parameters() if not p.requires_grad}
+        if odd := sorted(k for k, p in learner.net.named_parameters() if p.requires_grad and k in frozen):
+            raise EdblError(
+                f"a run of {name} could not be resumed: that '{odd[0]}' is frozen is lost after task {task + 1}; "
+                f"freeze in `begin`, or leave it out of the `params` of phases"
+            )
+        self.learner = learner
 
     def record(self) -> Record:
         """Return the record of a run that has learnt nothing yet."""

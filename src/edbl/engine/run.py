@@ -205,15 +205,15 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start | None = None) -> Record:
     """Learn all tasks that are not learnt yet: each is evaluated, and then the record and its state are written."""
-    recipe, stream, learner = prepared.recipe, prepared.stream, prepared.learner
-    checkpoints, progress, tasks = Checkpoints(folder / CHECKPOINTS), learner.progress, len(stream)
+    recipe, stream, progress = prepared.recipe, prepared.stream, prepared.learner.progress
+    checkpoints, tasks = Checkpoints(folder / CHECKPOINTS), len(stream)
     first = _restore(prepared, folder, record, checkpoints)
     progress.say(f"run folder: {folder}")
-    epochs = [learner.epochs(new=True, first=number == 0) for number in range(tasks)]
+    epochs = [prepared.learner.epochs(new=True, first=number == 0) for number in range(tasks)]
     progress.run(f"{record.method} on {Path(recipe.data.name).name}", epochs, first)
     try:
         for number in range(first, tasks):
-            task = stream[number]
+            task, learner = stream[number], prepared.learner
             learnt = learner.learn(task, checkpoints, _watch(prepared, number))
             if number == 0 and start is not None:
                 start.keep(folder)
@@ -231,8 +231,8 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
             record.seconds.append(sum(learnt.seconds.values()))
             records.write(record, folder)
             checkpoints.save_task(number, tensors)
-            if number <= 1 < tasks:  # a first task, and one of those after it
-                prepared.try_to_resume(checkpoints, number)
+            if number + 1 < tasks:
+                prepared.go_on_afresh(checkpoints, number)
             accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())
             about = f"task {number + 1}/{tasks}, {task.seen} classes"
             progress.say(f"{record.method}: {about}: {accuracy}  ({record.seconds[-1]:.1f} s)")

@@ -4,7 +4,7 @@ A method never trains. It yields phases, and the engine trains them. Its losses 
 hold no branch on a tensor's value and never bring a tensor to the host.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
@@ -14,7 +14,7 @@ from torch import Generator, Tensor, nn
 from edbl.data.images import Images
 from edbl.data.mixing import Batch, Mixing, unmixed
 from edbl.data.samplers import OldNew, Sampler, Uniform
-from edbl.data.stream import Kind, Task
+from edbl.data.stream import KINDS, Kind, Task
 from edbl.losses import cross_entropy
 from edbl.memory import Memory
 from edbl.methods.options import NormStatistics, Options
@@ -104,6 +104,8 @@ class Method:
         super().__init_subclass__()
         if cls.keeps not in get_args(Keeps):
             raise TypeError(f"{cls.__name__}.keeps is {cls.keeps!r}; it may be {', '.join(get_args(Keeps))}")
+        if not isinstance(cls.streams, Set) or cls.streams - KINDS:
+            raise TypeError(f"{cls.__name__}.streams is {cls.streams!r}; it is a set of {', '.join(sorted(KINDS))}")
 
     @classmethod
     def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
@@ -183,7 +185,7 @@ class Method:
 
     def log(self, name: str, value: Tensor) -> None:
         """Note a number of a step, from within a loss: the record has its mean over each epoch beside the loss."""
-        self.logged[name] = value.detach()
+        self.logged[name] = value.detach() if isinstance(value, Tensor) else value  # which the engine refuses
 
     def outputs(self, images: Images) -> Output:
         """Return what the net gives for all of some images, in evaluation mode."""

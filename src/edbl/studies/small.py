@@ -3,7 +3,7 @@
 What is run, why, and what will count as an answer was written before the first run: studies/small/protocol.md.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,12 +32,18 @@ SYSTEMS = {
     "gem": "GEM",
     "cldr": "CLDR",
 }
+# Systems that the paper does not compare with, added when its tables were done; these have a rate to choose.
+OTHERS = {"foster": "FOSTER", "der++": "DER++", "ewc": "EWC"}
+ANALYTIC = {"acil": "ACIL", "ranpac": "RanPAC"}  # which descend in the first task alone, whose rate is everybody's
 PARTS = ("rkd", "vanilla-mkd", "iib", "re-mkd", "iib-kd", "edbl")  # of EDBL, as in Table 3
 
 TUNING = "tuning"
 CANDIDATES = (0.1, 0.03, 0.01)  # rates of later tasks, the larger first: it wins a tie
 # The rate of each system, chosen by studies/small/tuning.toml; empty before that has run.
 RATES: Mapping[str, float] = dict.fromkeys(SYSTEMS, 0.1) | {"lwf": 0.03, "gem": 0.01, "cldr": 0.03}
+
+OTHERS_TUNING = "others-tuning"
+OTHERS_RATES: Mapping[str, float] = {}  # chosen by `edbl reproduce others-tuning --scale small`, once that has run
 
 FIRST, LATER, SECOND = 60, 30, 10  # epochs of the first task, of later ones, of the balancing phase
 LONGER = 1.8  # times as long as others, RKD learns from as many images as EDBL
@@ -86,8 +92,13 @@ def options(system: str, own: Settings) -> dict[str, object]:
         "options.balance.milestones": (),
         "options.balance.shape": "cosine",
     }
+    compression: Settings = {  # FOSTER's second phase: 130 epochs beside 170 in its paper
+        "options.compress.epochs": round(130 / 170 * LATER),
+        "options.compress.milestones": (),
+        "options.compress.shape": "cosine",
+    }
     built_in = {k: leaf.default for k, leaf in Recipe.keys(system).items() if k.startswith("options.")}
-    return built_in | {k: v for k, v in calibrated.items() if k in built_in} | dict(own)
+    return built_in | {k: v for k, v in {**calibrated, **compression}.items() if k in built_in} | dict(own)
 
 
 AS_PRINTED: Settings = {  # N/2 mixings, raw counts, the whole net, and whatever else preset `paper` reads off the page
@@ -165,27 +176,38 @@ def _stream(label: str, pieces: Sequence[str], protocol: str, phases: int, memor
 
 def _row(system: str, rate: float, label: str = "", name: str = "", own: Settings | None = None) -> Row:
     values = {"schedule.lr": rate} | options(system, own or {})
-    return Row(label or SYSTEMS[system], system, "cnn", (), options=values, name=name or system)
+    return Row(label or (SYSTEMS | OTHERS | ANALYTIC)[system], system, "cnn", (), options=values, name=name or system)
 
 
-def tuning() -> Experiment:
+def tuning(systems: Iterable[str] = SYSTEMS, name: str = TUNING) -> Experiment:
     """Return the runs that choose each system's rate, on held-out training images of block 0."""
     (column,) = _stream("CIFAR-100, 5 phases", ["cifar100-block0"], "base0", 5, "total=400").columns
     held = Column(column.label, f"small/{TUNING}", {**column.settings, "data.holdout": 0.2})
-    rows = [_row(s, rate, f"{s}, {rate:g}", f"{s}-{rate:g}") for s in SYSTEMS for rate in CANDIDATES]
-    return Experiment(TUNING, "Small scale: which rate for which system?", "readouts", (held,), tuple(rows))
+    rows = [_row(s, rate, f"{s}, {rate:g}", f"{s}-{rate:g}") for s in systems for rate in CANDIDATES]
+    return Experiment(name, "Small scale: which rate for which system?", "readouts", (held,), tuple(rows))
 
 
-def chosen(shelf: Shelf) -> dict[str, float]:
+def chosen(shelf: Shelf, systems: Collection[str] = SYSTEMS) -> dict[str, float]:
     """Return the rate of each system by the rule of the tuning, once all of its runs are there; before, nothing."""
-    sums: dict[str, dict[float, float]] = {system: {} for system in SYSTEMS}
-    for plan in planned(tuning(), [0]):
+    sums: dict[str, dict[float, float]] = {system: {} for system in systems}
+    for plan in planned(tuning(systems), [0]):
         for run in shelf.of(plan.recipe)[:1]:
             both = run.record.average_incremental_accuracy
             sums[plan.recipe.method][plan.recipe.schedule.lr] = both["cnn"] + both["nme"]
     if any(len(found) < len(CANDIDATES) for found in sums.values()):
         return {}
     return {system: max(CANDIDATES, key=found.__getitem__) for system, found in sums.items()}  # the first of equals
+
+
+def others(rates: Mapping[str, float]) -> Table:
+    """Return the systems that the paper does not compare with, on streams of Tables 1 and 2."""
+    blocks = [f"cifar100-block{number}" for number in range(1, 5)]
+    five = _stream("CIFAR-100, 5 phases", blocks, "base0", 5, "total=400")
+    half = _stream("CIFAR-100, half, 5 phases", blocks, "base-half", 5, "per_class=20")
+    rows = [_row(system, rates[system]) for system in OTHERS]
+    rows += [_row(system, CANDIDATES[0]) for system in ANALYTIC]
+    rows.append(_row("acil", CANDIDATES[0], "DS-AL", "ds-al", {"options.compensation": 0.6}))
+    return Table("others", "Other systems", (five, half), tuple(rows))
 
 
 def tables(rates: Mapping[str, float]) -> tuple[Table, ...]:
@@ -244,20 +266,22 @@ def contrasts() -> list[Contrast]:
 
 def experiments() -> dict[str, Experiment]:
     """Return what may be run, in order: the tuning and, once rates are chosen, the tables."""
-    made = (tuning(), *(table.experiment for table in tables(RATES))) if RATES else (tuning(),)
+    made = [tuning(), *((table.experiment for table in tables(RATES)) if RATES else ())]
+    made += [tuning(OTHERS, OTHERS_TUNING), *([others(OTHERS_RATES).experiment] if OTHERS_RATES else [])]
     return {experiment.name: experiment for experiment in made}
 
 
 def find(name: str) -> Experiment:
     """Return the table of that name; test images stay unseen until rates are chosen."""
-    known = [TUNING, *(table.name for table in tables(dict.fromkeys(SYSTEMS, CANDIDATES[0])))]
+    known = [TUNING, OTHERS_TUNING, "others", *(table.name for table in tables(dict.fromkeys(SYSTEMS, CANDIDATES[0])))]
     if name not in known:
         raise unknown("table at small scale", name, known)
     if name not in (found := experiments()):
-        first = command("reproduce", TUNING, "--scale", "small")
+        rates = ("OTHERS_RATES", OTHERS_TUNING) if name == "others" else ("RATES", TUNING)
+        first = command("reproduce", rates[1], "--scale", "small")
         raise EdblError(
             f"no rates are chosen, so {name} would be looked at before its time: run {first} first,\n"
-            "then write what it chose as RATES into studies/small.py of the package"
+            f"then write what it chose as {rates[0]} into studies/small.py of the package"
         )
     return found[name]
 
