@@ -12,7 +12,7 @@ SLICE = ["inputs=1", "kills=4", "Ctrl-C=3", "surroundings=3", "writers=1"]
 
 
 def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.campaign", "--out", tmp_path, "--take", *SLICE]
+    command = [sys.executable, "-m", "tests.campaign", "--out", str(tmp_path), "--take", *SLICE]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env={**os.environ})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "20       0         input" in ended.stdout

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -133,9 +134,8 @@ def _of_run(folder: Path) -> dict[str, Any]:
     keys = ("status", "accuracy", "losses", "within", "kept", "classes", "task_sizes", "data_fingerprint")
     found: dict[str, Any] = {key: record[key] for key in keys}
     for name in ("confusions.npz", "features.npz"):
-        if (folder / name).exists():
-            with np.load(folder / name) as arrays:
-                found[name] = {key: hashlib.sha256(arrays[key].tobytes()).hexdigest() for key in sorted(arrays)}
+        with suppress(FileNotFoundError), np.load(folder / name) as arrays:
+            found[name] = {key: hashlib.sha256(arrays[key].tobytes()).hexdigest() for key in sorted(arrays)}
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
         found[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found

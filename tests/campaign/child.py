@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 Action = Callable[[], object]
 
@@ -127,9 +128,9 @@ class Watch:
         sys.addaudithook(self._heard)
         synced = os.fsync
 
-        def fsync(number: int) -> None:
+        def fsync(fd: Any) -> None:
             self._heard("fsync", ())
-            synced(number)
+            synced(fd)
 
         os.fsync = fsync
 

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from edbl.store import LOCK
+
 Draw = random.Random
 Change = Callable[[Draw, bytes], bytes]
 
@@ -124,7 +126,8 @@ def odd_tensor(draw: Draw, data: bytes) -> bytes:
     elif what < 0.6:
         kind = draw.choice([kind, *KINDS])
         shape = draw.choice([[], [0], [1], [*shape, 1], shape[1:], shape[::-1], [n + 1 for n in shape], [1000, 3]])
-        content = draw.choice([bytes, draw.randbytes])(math.prod(shape) * KINDS.get(kind, 1))
+        size = math.prod(shape) * KINDS.get(kind, 1)
+        content = draw.choice([bytes(size), draw.randbytes(size)])
         parts[name] = [kind, shape, content]
     else:
         number = draw.choice(
@@ -246,9 +249,8 @@ def replaced(draw: Draw, path: Path, outside: Path) -> str:
     if what == "pipe":
         os.mkfifo(path)
     elif what == "link":
-        path.symlink_to(
-            draw.choice([outside / "task-list.json", outside / path.name, outside, "/dev/zero", "/dev/stdin"])
-        )
+        ends = [outside / "task-list.json", outside / path.name, outside, Path("/dev/zero"), Path("/dev/stdin")]
+        path.symlink_to(draw.choice(ends))
     elif what == "loop":
         path.symlink_to(path.name)
     elif what == "folder":
@@ -276,7 +278,9 @@ def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
         place.symlink_to(outside / place.name)
         return "folder linked", False
     if how < 0.06:
-        (folder / draw.choice([".lock", ".x.tmp", "increment", "views", "z"])).symlink_to(outside)
+        link = folder / draw.choice([LOCK, ".x.tmp", "views", "z"])
+        link.unlink(missing_ok=True)
+        link.symlink_to(outside)
         return "link added", False
     if how < 0.16:
         return f"{kind}: {replaced(draw, file, outside)}", False

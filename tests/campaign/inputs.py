@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +81,22 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         (place / "own.toml").write_bytes(text)
         return "recipe", True, [["run", "--recipe", "./own.toml", "--out", "made"]]
     _copy(place, "model")
-    photos = sorted((place / "more").rglob("*.png"))
+    photos: list[Path] = sorted((place / "more").rglob("*.png"))
     for path in draw.sample(photos, 3):
         if draw.random() < 0.3:
             replaced(draw, path, place / OUTSIDE)
         else:
             path.write_bytes(draw.choice([odd_image, damaged])(draw, path.read_bytes()))
     if draw.random() < 0.3:
-        odd = place / "more" / draw.choice([ESCAPE, "a\nb", " ", "x" * 250, "-x", "[red]x[/red]"])
-        shutil.move(place / "more" / "digit 3", odd)
-    more = ["--skip-bad"] * draw.choice([0, 1])
-    return "photos", True, [["predict", "model", "more", *more], [*bases.MORE, *more]]
+        named = place / "more" / draw.choice([ESCAPE, "a\nb", " ", "x" * 250, "-x", "[red]x[/red]"])
+        shutil.move(place / "more" / "digit 3", named)
+    skip = ["--skip-bad"] * draw.choice([0, 1])
+    return "photos", True, [["predict", "model", "more", *skip], [*bases.MORE, *skip]]
 
 
 def _copy(place: Path, base: str) -> None:
     shutil.copytree(place.parent.parent / "bases" / base, place, symlinks=True)
+    (place / "m.py").write_text(TRAP.format(str(place / OUTSIDE / "ran")))
 
 
 def _options(draw: Draw) -> Sequence[object]:
@@ -112,7 +114,7 @@ def _options(draw: Draw) -> Sequence[object]:
     odd = [f"{draw.choice(keys)}={draw.choice(values)}" for _ in range(draw.choice([1, 1, 2, 3]))]
     odd = [one for one in odd if not one.partition("=")[0].endswith(("epochs", "every"))]
     told = [part for one in [*short, *odd] for part in ("--set", one)]
-    more = draw.choice([
+    more: list[object] = draw.choice([
         [], [], [], ["--order", draw.choice(["1993", "x", "/dev/zero", "-1", ESCAPE])],
         ["--phases", draw.choice([0, 3, 10**9])],
         ["--seed", draw.choice([-1, 2**63, 5])], ["--memory", draw.choice(["total=1", "per_class=1e9", ESCAPE])],
@@ -130,15 +132,13 @@ def batch(number: int, seed: int, out: Path, only: int | None = None) -> list[di
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         log = place / "log"
-        child = Child(lambda start=first: _take(number, seed, place, start, only), place / "out")
+        child = Child(partial(_take, number, seed, place, first, only), place / "out")
         end = child.wait(limit=30 * BATCH)
         lines = log.read_text().splitlines() if log.exists() else []
         found += [json.loads(line) for line in lines[: len(lines) - (len(lines) % 2)][1::2]]
         if end.code == 0:
             break
-        begun = (
-            json.loads(lines[-1]) if len(lines) % 2 else {"kind": "input", "case": number, "input": first, "what": "?"}
-        )
+        begun = json.loads(lines[-1])
         why = "hang" if end.hung or end.code == -signal.SIGALRM else f"exit code {end.code}"
         found.append({**begun, "wrong": [why], "out": end.out[-3000:]})
         first = begun["input"] + 1
@@ -153,21 +153,19 @@ def _take(number: int, seed: int, place: Path, start: int, only: int | None) -> 
             draw = random.Random(f"{seed} {number} {k}")
             folder = place / "it"
             shutil.rmtree(folder, ignore_errors=True)
-            what, forged, actions = given(draw, folder)
-            told = {"kind": "input", "case": number, "input": k, "what": what}
+            told = {"kind": "input", "case": number, "input": k, "what": "ended its process"}
             log.write(json.dumps(told) + "\n")
             log.flush()
-            log.write(json.dumps({**told, **_end(folder, what, forged, actions)}) + "\n")
+            what, forged, actions = given(draw, folder)
+            log.write(json.dumps({**told, "what": what, **_end(folder, forged, actions)}) + "\n")
             log.flush()
 
 
-def _end(
-    folder: Path, what: str, forged: bool, actions: Sequence[Sequence[object] | Callable[[], object]]
-) -> dict[str, Any]:
+def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callable[[], object]]) -> dict[str, Any]:
     """Give commands to an input, and return how they ended and what is wrong with that."""
     mine = {name: bases.tree(folder / name) for name in (OUTSIDE, "photos", "more", "home")}
     said, wrong, codes, most, bases_of = [], [], [], (0.0, 0), folder.parent.parent / "bases"
-    show = terminal.show_runs
+    show, was_done = terminal.show_runs, (folder / "run" / "features.npz").exists()
     for action in actions:
         words = [] if callable(action) else [str(word) for word in action]
         terminal.show_runs = show if words[:1] == ["report"] else say_nothing
@@ -178,7 +176,7 @@ def _end(
         wrong += faults(code, out, (0, 2))
         wrong += [f"{seconds:.0f} s"] if seconds > SLOW else []
         wrong += [f"{memory >> 20} MB"] if memory > LARGE else []
-        if words[:1] == ["resume"] and code == 0 and not forged:
+        if words[:1] == ["resume"] and code == 0 and not forged and not was_done:
             right = bases.result(bases_of / "done" / "run")
             wrong += ["another result"] if bases.result(folder / "run") != right else []
     terminal.show_runs = show
