@@ -348,6 +348,7 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "compression 14": ("confusions.npz", lambda data: flagged(data, 8, 14)),
     "large": ("confusions.npz", lambda data: zipped(cnn_0=header("(100000, 100000)"), nme_0=b"")),
     "larger": ("confusions.npz", lambda data: zipped(cnn_0=header(f"({10**21},)"), nme_0=b"")),
+    "no header": ("confusions.npz", lambda data: zipped(cnn_0=header("(" * 40), nme_0=b"")),
     "bomb": ("confusions.npz", lambda data: zipped(cnn_0=header("(2,2)") + bytes(10**8), nme_0=b"")),
 }
 

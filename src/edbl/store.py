@@ -16,6 +16,7 @@ import re
 import stat
 import sys
 import time
+import tokenize
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,9 @@ TRIES = 5  # at reading what is being replaced
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
 LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
+
+# What NumPy may raise over an array whose header was forged: it reads that as an expression of Python.
+ODD_ARRAY = (ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, SyntaxError, tokenize.TokenError)
 
 T = TypeVar("T")
 
