@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.campaign import __main__ as campaign
 from tests.campaign.inputs import faults
 
-SLICE = ["inputs=1", "kills=4", "Ctrl-C=3", "surroundings=3", "writers=1"]
+SLICE = ["inputs=1", "kills=3", "Ctrl-C=2", "surroundings=2", "writers=1"]
 
 
 def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env={**os.environ})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "20       0         input" in ended.stdout
-    assert "4       0         kill" in ended.stdout
+    assert "3       0         kill" in ended.stdout
 
 
 def test_what_is_wrong_is_seen() -> None:

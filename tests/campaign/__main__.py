@@ -23,11 +23,10 @@ def ready(out: Path) -> Mapping[str, Taker]:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # a process with threads cannot be forked
     warnings.simplefilter("ignore")
-    import matplotlib.font_manager
-    import onnxruntime
+    import matplotlib.font_manager  # which else makes a cache in the home of each case
     import torch
 
-    import edbl.app.edit
+    import edbl.app.edit  # as the next ones, for those that are forked from here
     import edbl.app.estimator
     import edbl.app.export
     import edbl.app.learn
@@ -35,16 +34,12 @@ def ready(out: Path) -> Mapping[str, Taker]:
     import edbl.app.show
     import edbl.cli
     import edbl.fleet.many
-    import edbl.report.compare
-    from edbl.report.files import write_report
-    from edbl.report.runs import read_runs
     from tests.campaign import bases, inputs, moments
 
     torch.set_num_threads(1)
-    assert all((matplotlib, onnxruntime, edbl))
+    assert all((matplotlib.font_manager, edbl.fleet.many))
     (out / "bases").mkdir(parents=True, exist_ok=True)
     bases.prepare(out / "bases")
-    write_report(read_runs([out / "bases" / "done" / "run"]), out / "warm.html")
     wanted = moments.Wanted(out)
 
     def one(take: Callable[[int, int, Path, moments.Wanted], dict[str, Any]]) -> Callable[[int, int], Any]:
