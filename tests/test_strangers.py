@@ -566,6 +566,15 @@ def test_what_is_printed_for_nobody_ends_no_command(finished: Path, monkeypatch:
     assert (finished / "out.csv").exists()
 
 
+def test_ctrl_c_before_a_command_begins_is_one_word(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edbl.cli.app", stop)
+    found = cli("list", "methods")
+    assert (found.code, found.err) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_where_memory_ends_there_is_one_message(
     finished: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception

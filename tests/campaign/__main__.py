@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 import warnings
@@ -23,6 +24,7 @@ def ready(out: Path) -> Mapping[str, Taker]:
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")  # a process with threads cannot be forked
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background ignores
     import matplotlib.font_manager  # which else makes a cache in the home of each case
     import torch
 

@@ -230,7 +230,7 @@ CHANGES: dict[str, Sequence[Change]] = {
 def sign(path: Path) -> None:
     """Make the checksums of an entry, or of a record, right again, as a stranger would."""
     tensors = path.with_suffix(".safetensors")
-    with suppress(ValueError, OSError, AttributeError, RecursionError):
+    with suppress(ValueError, OSError, AttributeError, RecursionError, TypeError):
         stored = json.loads(path.read_bytes())
         if "values" not in stored:
             said: Any = {key: value for key, value in stored.items() if key != "sha256"}
@@ -269,6 +269,8 @@ def replaced(draw: Draw, path: Path, outside: Path) -> str:
 def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
     """Do something to a folder, and return what, and whether its checksums are right all the same."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in CHANGES and path.is_file())
+    if not files:
+        return "nothing more", True
     inner = sorted(path for path in folder.rglob("*") if path.is_dir())
     file, how = draw.choice(files), draw.random()
     kind = file.suffix[1:]
@@ -288,7 +290,7 @@ def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
     content = file.read_bytes()
     try:
         file.write_bytes(change(draw, content))
-    except (ValueError, LookupError, TypeError, struct.error, zipfile.BadZipFile, OverflowError):
+    except (ValueError, LookupError, TypeError, struct.error, zipfile.BadZipFile, OverflowError, RecursionError):
         file.write_bytes(damaged(draw, content))  # it was forged before
     if change is not damaged:
         sign(file.with_suffix(".json"))

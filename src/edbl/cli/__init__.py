@@ -44,6 +44,9 @@ def main() -> None:
         if ended.code == 128 + signal.SIGINT:
             stopping.tell()
         raise
+    except KeyboardInterrupt:  # before or after the command itself
+        stopping.tell()
+        sys.exit(128 + signal.SIGINT)
     except EdblError as error:
         terminal.complain(with_flags(str(error)))
         sys.exit(2)
