@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check campaign
+.PHONY: demo test check campaign audit
 
 demo: .venv/ready
 	$(BIN)/edbl demo
@@ -12,6 +12,9 @@ test: check
 
 campaign: .venv/tested  # hours; goes on where it was stopped
 	$(BIN)/python -m tests.campaign
+
+audit: .venv-audit/ready  # needs a network: are flaws known of the pinned versions?
+	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
 
 check: .venv/tested
 	$(BIN)/ruff check
@@ -25,4 +28,9 @@ check: .venv/tested
 
 .venv/tested: .venv/ready
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-audit/ready:
+	$(PYTHON) -m venv .venv-audit
+	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 	touch $@

@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import re
+import tomllib
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -337,3 +338,11 @@ def test_messages_name_settings_not_flags(path: Path) -> None:
     texts = [n.value for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)]
     flags = [text for text in texts if isinstance(text, str) and re.search(r"(^|[ (])--[a-z]", text)]
     assert [text for text in flags if text != "--discard" and "`pip install" not in text] == []
+
+
+def test_every_dependency_is_imported() -> None:
+    wanted = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=!~\[ ;]", line)[0].lower() for line in wanted}
+    modules = {"scikit-learn": "sklearn", "pillow": "PIL"}
+    told = "\n".join(path.read_text() for path in FILES)
+    assert {n for n in names if not re.search(rf"^\s*(import|from) {modules.get(n, n)}\b", told, re.MULTILINE)} == set()

@@ -622,6 +622,10 @@ def test_a_begun_increment_that_was_changed_by_hand(model: Path, photos: Path, c
 def test_a_damaged_begun_increment(model: Path, photos: Path, cli: Cli, tmp_path: Path, file: str) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
     path = model / store.INCREMENT / file
+    whole = path.read_bytes()
+    path.write_bytes(b"\x93NUMPY\x01\x00\x02\x00(\n")
+    assert "is damaged; drop it with" in cli("learn", model).err
+    path.write_bytes(whole)
     path.write_bytes(path.read_bytes()[:100] if file == "begun.json" else path.read_bytes()[:-1] + b"\x7f")
     found = cli("learn", model)
     assert found.code == 2

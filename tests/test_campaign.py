@@ -1,28 +1,28 @@
 """A slice of the campaign."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
-import pytest
+from tests.campaign import __main__ as campaign
+from tests.campaign.inputs import faults
 
-from tests import campaign
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("campaign") / "base"
-    campaign.prepare(folder)
-    assert any((folder / "checkpoints").glob("task-1-phase-0-epoch-*.safetensors"))
-    return folder
+SLICE = ["inputs=1", "kills=3", "Ctrl-C=2", "surroundings=2", "writers=1"]
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_a_case_ends_well(base: Path, tmp_path: Path, number: int) -> None:
-    found = campaign.case(number, 0, base, tmp_path / "case")
-    assert found["wrong"] == [], found
+def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.campaign", "--out", str(tmp_path), "--take", *SLICE]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env={**os.environ})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "20       0         input" in ended.stdout
+    assert "3       0         kill" in ended.stdout
 
 
 def test_what_is_wrong_is_seen() -> None:
-    assert campaign.faults(2, "error: x\n", (0, 2)) == []
-    assert campaign.faults(1, "Traceback (most recent call last)", (0, 2)) == ["exit code 1", "traceback"]
-    assert campaign.faults(-11, "\x1b[31m", (0, 2)) == ["exit code -11", "control character"]
-    assert campaign.faults(-1, "hang", (0, 2)) == ["hang"]
+    assert faults(2, "error: x\n", (0, 2)) == []
+    assert faults(1, "Traceback (most recent call last)", (0, 2)) == ["exit code 1", "traceback"]
+    assert faults(-11, "\x1b[31m", (0, 2)) == ["exit code -11", "control character"]
+    assert "1  kill, run, another result" in campaign.table(
+        [{"kind": "kill", "what": "run", "wrong": ["another result"]}]
+    )

@@ -16,11 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from rich.console import Console
 from torch import Tensor
 
 from edbl import EdblError, Recipe, records, resume, run, store
 from edbl.app.estimator import EDBLClassifier
+from edbl.cli import main, terminal
+from edbl.data.folder import load_folder
 from edbl.engine.checkpoint import Checkpoints, Reached, Saved
+from edbl.methods import find_method
 from tests.conftest import Cli
 from tests.test_contract import Killed
 from tests.test_resume import KillIn
@@ -343,6 +348,7 @@ BROKEN: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "compression 14": ("confusions.npz", lambda data: flagged(data, 8, 14)),
     "large": ("confusions.npz", lambda data: zipped(cnn_0=header("(100000, 100000)"), nme_0=b"")),
     "larger": ("confusions.npz", lambda data: zipped(cnn_0=header(f"({10**21},)"), nme_0=b"")),
+    "no header": ("confusions.npz", lambda data: zipped(cnn_0=header("(" * 40), nme_0=b"")),
     "bomb": ("confusions.npz", lambda data: zipped(cnn_0=header("(2,2)") + bytes(10**8), nme_0=b"")),
 }
 
@@ -546,3 +552,83 @@ def test_a_state_that_does_not_fit_its_method_is_refused(tmp_path: Path, method:
     store.save(tmp_path, "estimator", values, tensors | {f"state.{tensor}": change(tensors[f"state.{tensor}"])}, 1)
     with pytest.raises(EdblError, match=why):
         EDBLClassifier.load(tmp_path)
+
+
+def test_what_is_printed_for_nobody_ends_no_command(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, end = os.pipe()
+    os.close(start)
+    with open(end, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.argv", ["edbl", "report", str(finished), "--out", str(finished / "out.csv")])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 0
+    assert (finished / "out.csv").exists()
+
+
+def test_ctrl_c_before_a_command_begins_is_one_word(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edbl.cli.app", stop)
+    found = cli("list", "methods")
+    assert (found.code, found.err) == (130, "interrupted\n")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_where_memory_ends_there_is_one_message(
+    finished: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fail(folder: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(records, "read", fail)
+    found = cli("resume", finished)
+    assert found.code == 2
+    assert found.err.startswith("error: memory has run out; ")
+
+
+def test_a_name_as_long_as_file_systems_take(tmp_path: Path) -> None:
+    for name in ("x" * 255, "\u00e9" * 127):
+        store.write_output(tmp_path / name, b"data")
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"data"}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_method_file_beside_whose_folder_is_another_file(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine.py").write_text("raise RuntimeError")
+    (tmp_path / "mine" / "m.py").write_text("import sys\nfrom edbl.methods.rkd import RKD as Base\n\n\n"
+        "class Own(Base):\n    name = 'own'\n")  # fmt: skip
+    assert find_method(str(tmp_path / "mine" / "m.py")).name == "own"
+
+
+def write_photos(folder: Path, classes: dict[str, list[int]], side: int = 8) -> Path:
+    for name, shades in classes.items():
+        (folder / name).mkdir(parents=True)
+        for shade in shades:
+            Image.new("L", (side, side), shade).save(folder / name / f"{shade}.png")
+    return folder
+
+
+def test_a_pipe_among_photos_is_told(tmp_path: Path) -> None:
+    photos = write_photos(tmp_path / "photos", {"a": [1, 2, 3], "b": [3, 4, 5]})
+    os.mkfifo(photos / "a" / "pipe.png")
+    assert "1 pipe or other things that are no files ignored: a/pipe.png" in load_folder(photos).notes
+
+
+def test_photos_are_not_blown_up(tmp_path: Path, cli: Cli) -> None:
+    photos = write_photos(tmp_path / "photos", {"a": [1], "b": [2]}, side=300)
+    found = cli("learn", tmp_path / "model", photos, "--backbone", "small", "--image-size", 1024)
+    assert (found.code, found.err) == (2, "error: image_size=1024 is more than the photos have; give at most 300\n")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_narrow_terminal_hides_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(width=44, file=io.StringIO())
+    made = terminal.table("class", "images", "exemplars", "held out", "CNN")
+    made.add_row("some digit or other", "1,000,000", "1,000", "100", "100.0%")
+    console.print(made)
+    shown = console.file.getvalue() if isinstance(console.file, io.StringIO) else ""
+    assert "\u2026" not in shown
+    assert "digit" in shown

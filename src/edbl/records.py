@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from edbl import metrics
 from edbl.config import Unfit, fit
 from edbl.errors import EdblError
-from edbl.store import Damaged, read_file, read_json, refuse_links, write_atomic
+from edbl.store import ODD_ARRAY, Damaged, read_file, read_json, refuse_links, write_atomic
 
 FORMAT = 1
 READOUTS = ("cnn", "nme")  # the classifiers that the paper has; a method may have others
@@ -254,7 +254,7 @@ def _read_npz(folder: Path, file: str, names: list[str], most: int) -> dict[str,
                     raise _broken(folder, file, f"'{name}' has {found[name].file_size:,} bytes")
             return {name: _array(packed.read(found[name])) for name in names}
     # What zip files and arrays may be is more than zipfile and NumPy know, and they say so in many ways.
-    except (OSError, EOFError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError, *DAMAGED) as error:
+    except (OSError, EOFError, RuntimeError, *ODD_ARRAY, *DAMAGED) as error:
         # What NumPy does not know it takes for a pickle, and tells how to load that unsafely.
         why = "it holds something else than arrays of numbers" if "allow_pickle" in str(error) else error
         raise _broken(folder, file, f"unreadable ({why})") from error

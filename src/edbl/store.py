@@ -16,6 +16,7 @@ import re
 import stat
 import sys
 import time
+import tokenize
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -35,10 +36,14 @@ NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # of file systems tha
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a file that is not whole yet
 TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
 ABANDONED = 600  # seconds after which nobody writes a file any more
+LONG_NAME = 200  # bytes
 TRIES = 5  # at reading what is being replaced
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
 LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
+
+# What NumPy may raise over an array whose header was forged: it reads that as an expression of Python.
+ODD_ARRAY = (ValueError, TypeError, ArithmeticError, MemoryError, RecursionError, SyntaxError, tokenize.TokenError)
 
 T = TypeVar("T")
 
@@ -290,16 +295,21 @@ def write_output(path: Path, data: bytes) -> None:
     """Do so with a file that a user asked for, and remove what was left of it by writers that were killed."""
     write_atomic(path, data)
     with suppress(OSError):
-        for left in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        for left in path.parent.glob(f"{glob.escape(_hidden(path))}.*.tmp"):
             if TEMPORARY.fullmatch(left.name) and time.time() - left.lstat().st_mtime > ABANDONED:
                 left.unlink()
+
+
+def _hidden(path: Path) -> str:
+    """Return what the names of a path's temporary files begin with; file systems take no more than 255 bytes."""
+    return f".{path.name if len(os.fsencode(path.name)) <= LONG_NAME else path.name[: LONG_NAME // 4]}"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
     # A name of its own, so that two writers of one path cannot mix their bytes.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
         with open(temporary, "r+b") as file:

@@ -262,7 +262,8 @@ def _imported_by(file: Path, source: bytes, folder: Path) -> Iterator[Path]:
                 inner = start.joinpath(*parts[:end])
                 if inner.is_relative_to(folder):
                     yield inner / "__init__.py"
-                    yield inner.with_name(f"{inner.name}.py")
+                    if inner != folder:
+                        yield inner.with_name(f"{inner.name}.py")
 
 
 def _checksum(path: Path, sources: Mapping[Path, bytes]) -> str:

@@ -400,7 +400,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 store.sweep(folder, NAME)
                 store.save(folder, NAME, file, tensors, FORMAT)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"a parameter cannot be saved: {error}") from error
+            raise ValueError(f"a parameter or the labels cannot be saved: {error}") from error
         except OSError as error:
             raise EdblError(f"cannot save to '{folder}': {error.strerror or error}") from error
 

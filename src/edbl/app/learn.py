@@ -36,7 +36,7 @@ from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.store import LOCK, lock, refuse_links
+from edbl.store import LOCK, ODD_ARRAY, lock, refuse_links
 from edbl.text import count, shown
 from edbl.training import Training
 
@@ -179,7 +179,7 @@ class Increment:
             if not (self.place / IMAGES).is_file():  # a pipe would be waited for
                 raise begin.unusable(folder)
             pixels = np.lib.format.open_memmap(self.place / IMAGES, mode="c")
-        except (OSError, ValueError, OverflowError) as error:
+        except (OSError, *ODD_ARRAY) as error:
             raise begin.unusable(folder) from error
         if pixels.shape != (n, 3, side, side) or pixels.dtype != np.uint8:
             raise begin.unusable(folder)

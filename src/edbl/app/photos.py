@@ -105,6 +105,11 @@ def usual_size(photos: Sequence[Photo]) -> int:
     return LARGE if known and statistics.median(known) > SMALL_UP_TO else SMALL
 
 
+def largest_side(photos: Sequence[Photo]) -> int:
+    """Return the largest of the shorter sides of photos."""
+    return max(in_threads(lambda photo: short_side(photo.path), photos, "looking at images"), default=0)
+
+
 def read(path: Path, size: int) -> Decoded:
     """Return a photo as bytes of ``size``."""
     return decode(path, size, draft=True)

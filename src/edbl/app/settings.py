@@ -10,7 +10,7 @@ import torch
 from edbl import users
 from edbl.app.bundle import Settings
 from edbl.app.inputs import Inputs, inputs_of, network
-from edbl.app.photos import Photo, usual_size
+from edbl.app.photos import Photo, largest_side, usual_size
 from edbl.config import UnknownKey, ends
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
@@ -22,6 +22,7 @@ from edbl.training import Training
 MEMORY = "per_class=20"
 VALIDATION = 0.1
 SIDES = 8, 1024  # least and most image size
+ENLARGED = 256  # image size up to which photos may be smaller
 OWN = {  # recipe keys for which a model has settings of its own
     "method": "method",
     "memory": "memory",
@@ -82,6 +83,8 @@ def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> S
     if found is not None:
         tune = cast(Literal["head", "all"], request.tune or ("all" if gpu else "head"))
     size = request.image_size or (found.image_size if found else usual_size(photos))
+    if size > ENLARGED and size > (most := max(ENLARGED, largest_side(photos))):  # memory grows by its square
+        raise EdblError(f"image_size={size} is more than the photos have; give at most {most}")
     settings = Settings(
         method=method,
         backbone=backbone,

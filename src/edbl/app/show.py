@@ -99,7 +99,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     past = Table(box=None, pad_edge=False)
     for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
         text = heading in ("date", "what")
-        past.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what", overflow="fold")
+        past.add_column(heading, justify="left" if text else "right", overflow="fold")
     for event in bundle.history:
         what = f"forgot{_named(event.classes)}" if event.kind == "forget" else f"learnt{_named(event.classes)}"
         if event.refreshed:
@@ -109,7 +109,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     table = Table(box=None, pad_edge=False)
     for heading in ("class", "learnt", "refreshed", "images", "exemplars", "held out", "CNN", "NME"):
         text = heading in ("class", "learnt", "refreshed")
-        table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class", overflow="fold")
+        table.add_column(heading, justify="left" if text else "right", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
         counts = f"{k.images:,}", str(len(k.exemplars)), str(score.images)

@@ -20,6 +20,7 @@ from edbl.errors import EdblError
 # How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
 # over, where other processes want the cores too; shorter costs nothing where none does.
 SPINS = "2000"
+ALLOCATOR = "DefaultCPUAllocator"  # which PyTorch names where there is no memory
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -43,6 +44,9 @@ def main() -> None:
         if ended.code == 128 + signal.SIGINT:
             stopping.tell()
         raise
+    except KeyboardInterrupt:  # before or after the command itself
+        stopping.tell()
+        sys.exit(128 + signal.SIGINT)
     except EdblError as error:
         terminal.complain(with_flags(str(error)))
         sys.exit(2)
@@ -53,6 +57,9 @@ def main() -> None:
     except Exception as error:
         from edbl.users import told
 
+        if isinstance(error, MemoryError) or ALLOCATOR in str(error):
+            terminal.complain("memory has run out; end other programs, or use smaller images, batches or exemplars")
+            sys.exit(2)
         if not (crash := told(error)):
             raise
         terminal.complain(crash)

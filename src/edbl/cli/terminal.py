@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 
 if TYPE_CHECKING:
     from edbl.engine.progress import Bars
@@ -60,8 +60,8 @@ def show(tables: RenderableType) -> None:
 
 
 def table(*headings: str) -> Table:
-    """Return an empty table without lines."""
-    return Table(*headings, box=None, pad_edge=False)
+    """Return an empty table without lines; on a narrow terminal what is in it is folded, and nothing cut off."""
+    return Table(*(Column(heading, overflow="fold") for heading in headings), box=None, pad_edge=False)
 
 
 def bars() -> "Bars":

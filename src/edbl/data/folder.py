@@ -166,7 +166,10 @@ class Walk:
             notes.append(f"folder {self.named([self.spare])} left out: there is a folder test")
         if loose := [path for path in self.loose if _is_image(path)]:
             notes.append(f"{count(loose, 'image')} outside of class folders left out: {self.named(loose)}")
-        if others := [*(path for path in self.loose if not _is_image(path)), *self.others]:
+        others = [*(path for path in self.loose if not _is_image(path)), *self.others]
+        if odd := [path for path in others if not path.is_file()]:
+            notes.append(f"{count(odd, 'pipe')} or other things that are no files ignored: {self.named(odd)}")
+        if others := [path for path in others if path not in odd]:
             notes.append(f"{count(others, 'file')} without an image extension ignored: {self.named(others)}")
         return notes
 
