@@ -365,7 +365,7 @@ def test_runs_get_parts_of_a_gpu_where_that_changes_no_bits(
     usual = {"method": "rkd", "data.name": "cifar100", "net.backbone": "resnet32"}
     recipes = [Recipe.of({**usual, "seed": seed}) for seed in range(5)] + [Recipe.of({**usual, **changed, "seed": 5})]
     jobs = [Job(recipe, tmp_path / f"run{number}") for number, recipe in enumerate(recipes)]
-    ended = many._ended(jobs, range(6), workers, None, gpu=True, show=lambda place, share: None)
+    ended = many._ended(jobs, range(6), workers, None, gpus=[0], show=lambda place, share: None)
     assert dict(ended) == dict.fromkeys(range(6))
     assert seen == [part]
     assert environment.PART not in os.environ

@@ -82,9 +82,10 @@ class _Stopped(RuntimeError):
 _shares: "ctypes.Array[ctypes.c_double]"  # of each job that is done; set in each worker process
 
 
-def _begin(shares: "ctypes.Array[ctypes.c_double]", threads: int) -> None:
+def _begin(shares: "ctypes.Array[ctypes.c_double]", threads: int, note: str) -> None:
     global _shares
     _shares = shares
+    environment.notes.extend([note] if note else [])
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -101,12 +102,17 @@ def _work(
     recipe: Mapping[str, object],
     folder: Path,
     data_dir: Path | None,
-    gpu: bool,
+    gpu: int | None,
     start: starts.Start | None = None,
 ) -> None:
-    """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
-    if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
-        raise _NoGpu("PyTorch sees the GPU no more")
+    """Make a run, on the GPU of a number if it has one.
+
+    Its recipe comes as values, since this process may not have read a method file of the user's yet.
+    """
+    if gpu is not None:
+        if not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
+            raise _NoGpu("PyTorch sees the GPU no more")
+        torch.cuda.set_device(gpu)
     try:
         make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start)
     except Exception as error:
@@ -143,8 +149,8 @@ def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    cores = environment.cores()
-    return min(6, cores) if environment.pick_device(device).type == "cuda" else max(1, cores // 2)
+    cores, gpus = environment.cores(), environment.gpus(device)
+    return min(6 * len(gpus), cores) if gpus else max(1, cores // 2)
 
 
 def divisible(recipe: Recipe) -> bool:
@@ -180,7 +186,8 @@ def run_many(
                 with lock(job.folder):
                     shutil.rmtree(job.folder, ignore_errors=True)
     names = _names(jobs)
-    gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
+    gpus = environment.gpus(jobs[0].recipe.device)
+    share = True
     failed: dict[int, BaseException] = {}
     well: list[int] = []
     crashes: list[str] = []
@@ -194,7 +201,7 @@ def run_many(
 
         for _ in range(TRIES):
             broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpu, show, limit):
+            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit, share, console):
                 if error is None:
                     done(jobs[place])
                     well.append(place)
@@ -205,6 +212,7 @@ def run_many(
                 told = f"{jobs[place].folder}: {_told(error, crashes)}"
                 console.print(told, markup=False, highlight=False, soft_wrap=True)
             left = broken
+            share = not any(isinstance(error, _NoGpu) for error in broken.values())
             if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
                 break
     failed |= broken
@@ -232,29 +240,41 @@ def _ended(
     places: Collection[int],
     workers: int,
     data_dir: Path | None,
-    gpu: bool,
+    gpus: Sequence[int],
     show: Callable[[int, float], None],
     limit: Limit | None = None,
+    share: bool = True,
+    console: Console | None = None,
 ) -> Iterator[tuple[int, BaseException | None]]:
-    """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
+    """Make the runs at ``places``, and yield each as it ends, with what it failed of.
+
+    Each goes to the one of the ``gpus`` that has the fewest, and shares it by NVIDIA's service unless told not to.
+    """
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
     threads = max(1, min(environment.cores() // workers, torch.get_num_threads()))  # which knows OMP_NUM_THREADS
-    together = min(workers, len(places))
+    together = -(-min(workers, len(places)) // max(1, len(gpus)))  # on one GPU
     part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
     running: dict[Future[None], int] = {}
+    on: dict[int, int] = {}  # the GPU of each run that has one
     others = multiprocessing.active_children()
     with (
-        shared_gpu(part) if gpu else nullcontext(),
+        shared_gpu(part, share) if gpus and together > 1 else nullcontext("") as why,
         tempfile.TemporaryDirectory(prefix="edbl-") as kept,
-        ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
+        ProcessPoolExecutor(workers, context, _begin, (shares, threads, note := _turns(why))) as pool,
     ):
+        if note and console is not None:
+            console.print(note, markup=False, highlight=False, soft_wrap=True)
         turns = Turns(jobs, places, _names(jobs), Path(kept), limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
+            if gpus:
+                taken = [on[other] for other in running.values()]
+                on[place] = min(gpus, key=taken.count)
             with _deaf_children():
-                running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
+                future = pool.submit(_work, place, recipe.values(), folder, data_dir, on.get(place), start)
+            running[future] = place
 
         try:
             while True:
@@ -280,6 +300,11 @@ def _ended(
         except BaseException:  # such as Ctrl-C; the pool would wait for all runs
             _terminate(others)
             raise
+
+
+def _turns(why: str) -> str:
+    """Return what to say of runs that do not share a GPU by NVIDIA's service, and why."""
+    return f"runs take turns on the GPU: {why}" if why else ""
 
 
 def _terminate(others: Sequence[BaseProcess]) -> None:
