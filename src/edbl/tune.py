@@ -63,12 +63,12 @@ class Step:
 
     def bits(self) -> list[Tensor]:
         """Return all that a step gives, from the same state each time."""
-        running = {k: v.clone() for k, v in self.student.state_dict().items()}
+        before = {k: v.clone() for k, v in self.student.state_dict().items()}
         found: Pass = trial.passed(self.student, self.x, self.target, cast=False)
-        kept = [found.features, *found.gradients, *(b.clone() for b in found.running)]
-        self.student.load_state_dict(running)
+        running = [statistic.clone() for statistic in found.running]
+        self.student.load_state_dict(before)
         with torch.no_grad():
-            return [*kept, self.teacher(self.x)]
+            return [found.features, *found.gradients, *running, self.teacher(self.x)]
 
     def __call__(self) -> None:
         """Make a step."""
