@@ -2,8 +2,8 @@
 
 Each run has a process to itself, so that one that fails takes no other with it. On a GPU they share its processors
 through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle. Three or more get
-parts of it, each twice its share, so that kernels of one stand less in the way of another's. A first task that several
-runs have in common is trained once.
+parts of it, each twice its share, so that kernels of one stand less in the way of another's. Of several GPUs, a run
+goes to the one with the fewest. A first task that several runs have in common is trained once.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from edbl.engine.progress import Count, Progress
 from edbl.engine.run import resume, run
 from edbl.errors import Crashed, EdblError
 from edbl.fleet import starts
-from edbl.fleet.mps import shared_gpu
+from edbl.fleet.gpus import Gpus
 from edbl.fleet.turns import Limit, Turns
 from edbl.recipe import Recipe
 from edbl.records import Record
@@ -180,14 +180,13 @@ def run_many(
     _check_data(
         [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
     )
-    if anew:
-        for job in jobs:
-            if job.folder.is_dir():
-                with lock(job.folder):
-                    shutil.rmtree(job.folder, ignore_errors=True)
+    _remove(jobs if anew else [])
     names = _names(jobs)
-    gpus = environment.gpus(jobs[0].recipe.device)
-    share = True
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    gpus = Gpus(environment.gpus(jobs[0].recipe.device), say)
     failed: dict[int, BaseException] = {}
     well: list[int] = []
     crashes: list[str] = []
@@ -201,7 +200,7 @@ def run_many(
 
         for _ in range(TRIES):
             broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit, share, console):
+            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit):
                 if error is None:
                     done(jobs[place])
                     well.append(place)
@@ -209,10 +208,9 @@ def run_many(
                     failed[place] = error
                 elif not isinstance(error, _Stopped):
                     broken[place] = error
-                told = f"{jobs[place].folder}: {_told(error, crashes)}"
-                console.print(told, markup=False, highlight=False, soft_wrap=True)
+                say(f"{jobs[place].folder}: {_told(error, crashes)}")
             left = broken
-            share = not any(isinstance(error, _NoGpu) for error in broken.values())
+            gpus.by_service = not any(isinstance(error, _NoGpu) for error in broken.values())
             if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
                 break
     failed |= broken
@@ -221,6 +219,14 @@ def run_many(
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(jobs[place].folder) for place in sorted(well)]
+
+
+def _remove(jobs: Sequence[Job]) -> None:
+    """Remove what is there of runs."""
+    for job in jobs:
+        if job.folder.is_dir():
+            with lock(job.folder):
+                shutil.rmtree(job.folder, ignore_errors=True)
 
 
 def _told(error: BaseException | None, crashes: list[str]) -> str:
@@ -240,41 +246,29 @@ def _ended(
     places: Collection[int],
     workers: int,
     data_dir: Path | None,
-    gpus: Sequence[int],
+    gpus: Gpus,
     show: Callable[[int, float], None],
     limit: Limit | None = None,
-    share: bool = True,
-    console: Console | None = None,
 ) -> Iterator[tuple[int, BaseException | None]]:
-    """Make the runs at ``places``, and yield each as it ends, with what it failed of.
-
-    Each goes to the one of the ``gpus`` that has the fewest, and shares it by NVIDIA's service unless told not to.
-    """
+    """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
     threads = max(1, min(environment.cores() // workers, torch.get_num_threads()))  # which knows OMP_NUM_THREADS
-    together = -(-min(workers, len(places)) // max(1, len(gpus)))  # on one GPU
-    part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
+    parts = all(divisible(jobs[place].recipe) for place in places)
     running: dict[Future[None], int] = {}
-    on: dict[int, int] = {}  # the GPU of each run that has one
     others = multiprocessing.active_children()
     with (
-        shared_gpu(part, share) if gpus and together > 1 else nullcontext("") as why,
+        gpus.shared(min(workers, len(places)), parts) as note,
         tempfile.TemporaryDirectory(prefix="edbl-") as kept,
-        ProcessPoolExecutor(workers, context, _begin, (shares, threads, note := _turns(why))) as pool,
+        ProcessPoolExecutor(workers, context, _begin, (shares, threads, note)) as pool,
     ):
-        if note and console is not None:
-            console.print(note, markup=False, highlight=False, soft_wrap=True)
         turns = Turns(jobs, places, _names(jobs), Path(kept), limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
-            if gpus:
-                taken = [on[other] for other in running.values()]
-                on[place] = min(gpus, key=taken.count)
+            gpu = gpus.take(place, running.values())
             with _deaf_children():
-                future = pool.submit(_work, place, recipe.values(), folder, data_dir, on.get(place), start)
-            running[future] = place
+                running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
 
         try:
             while True:
@@ -300,11 +294,6 @@ def _ended(
         except BaseException:  # such as Ctrl-C; the pool would wait for all runs
             _terminate(others)
             raise
-
-
-def _turns(why: str) -> str:
-    """Return what to say of runs that do not share a GPU by NVIDIA's service, and why."""
-    return f"runs take turns on the GPU: {why}" if why else ""
 
 
 def _terminate(others: Sequence[BaseProcess]) -> None:
