@@ -13,17 +13,20 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from edbl import Recipe, Record, records, resume, run
+from edbl import Recipe, Record, records, resume, run, tune, verify
 from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task
+from edbl.engine import trial
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import Step, only
+from edbl.engine.progress import Progress
 from edbl.fleet.many import Job, divisible, run_many
 from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.methods.base import Tools
+from edbl.nets import launch
 from edbl.nets.backbones import Backbone, ResNet, initialise
 from edbl.nets.net import linear
 from edbl.schedule import Optim, Schedule
@@ -219,6 +222,61 @@ def test_a_graph_gives_the_bits_of_single_steps(variant: str, old: int, bf16: bo
             weights[-1] += [p.detach().clone() for p in step.phase.params]
     for first, second in zip(*weights, strict=True):
         assert torch.equal(first, second)
+
+
+def test_a_trial_finds_nothing_wrong_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shape = trial.Shape(3, (16, 32, 64), True, 32)
+    assert trial.apart(GPU, shape) == dict.fromkeys(trial.INSTEAD, "")
+    assert trial.settle(GPU, shape, Progress()) == []
+    assert trial.known(GPU, shape) == dict.fromkeys(trial.INSTEAD, "")
+
+
+def test_no_table_changes_a_bit() -> None:
+    step = tune.Step(GPU)
+    right = step.bits()
+    wide = {f"{kernel}.{width}": launch.choices(kernel)[-1] for kernel in launch.USUAL for width in launch.WIDTHS}
+    for table in (*launch.TABLES.values(), {k: v for k, v in wide.items() if not k.startswith("pool")}):
+        step.use(table)
+        for mine, truth in zip(step.bits(), right, strict=True):
+            assert torch.equal(mine, truth), table
+
+
+def test_a_search_for_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = tune.search(GPU, seconds=10)
+    assert 0 < found.tried <= found.of
+    assert found.after < 1.05 * found.before
+    launch.keep(GPU, found.table)
+    assert launch.kept(GPU) == found.table
+
+
+def test_a_device_is_verified() -> None:
+    found = list(verify.verify(GPU))
+    assert not [finding for finding in found if finding.state == "wrong"], found
+
+
+def test_steps_that_cannot_be_captured_are_made_one_by_one(tmp_path: Path) -> None:
+    """A loss that waits for the device, as a method of one's own may have it."""
+
+    class Waits(find_method("rkd")):  # type: ignore[misc]
+        name = "waits"
+
+        def loss(self, batch: object) -> Tensor:
+            found: Tensor = super().loss(batch)
+            assert float(found) == float(found)
+            return found
+
+    ends = []
+    for graph in (True, False):
+        small = {"net.backbone": "resnet32", "stream.phases": 2, "schedule.epochs": 2, "graph": graph}
+        recipe = Recipe.build(Waits, "digits", preset="quick", device="cuda", **small)
+        ends.append(run(recipe, tmp_path / str(graph), method=Waits))
+    assert "are not replayed as a CUDA graph" in " ".join(ends[0].notes)
+    assert not ends[1].notes
+    assert ends[0].losses == ends[1].losses
+    for ours, theirs in zip(confusions(ends[0]), confusions(ends[1]), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def confusions(record: Record) -> list[np.ndarray]:

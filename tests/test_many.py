@@ -20,6 +20,7 @@ from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
 from edbl.engine import environment
 from edbl.fleet import many
+from edbl.fleet.gpus import Gpus
 from edbl.fleet.many import TRIES, Job, _work, run_many
 from edbl.fleet.mps import MPS, shared_gpu
 from edbl.store import lock
@@ -365,10 +366,57 @@ def test_runs_get_parts_of_a_gpu_where_that_changes_no_bits(
     usual = {"method": "rkd", "data.name": "cifar100", "net.backbone": "resnet32"}
     recipes = [Recipe.of({**usual, "seed": seed}) for seed in range(5)] + [Recipe.of({**usual, **changed, "seed": 5})]
     jobs = [Job(recipe, tmp_path / f"run{number}") for number, recipe in enumerate(recipes)]
-    ended = many._ended(jobs, range(6), workers, None, gpu=True, show=lambda place, share: None)
+    ended = many._ended(jobs, range(6), workers, None, gpus=Gpus([0]), show=lambda place, share: None)
     assert dict(ended) == dict.fromkeys(range(6))
     assert seen == [part]
     assert environment.PART not in os.environ
+
+
+def test_runs_are_dealt_out_over_the_gpus() -> None:
+    gpus = Gpus([0, 1])
+    running: list[int] = []
+    for place, right in enumerate((0, 1, 0, 1)):
+        assert gpus.take(place, running) == right
+        running.append(place)
+    assert gpus.take(4, [0, 2, 3]) == 1, "where fewest are"
+    assert Gpus([]).take(0, []) is None
+
+
+def test_why_runs_take_turns_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    gpus = Gpus([0, 1], told.append)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with gpus.shared(2, divisible=True) as note:  # each has a GPU to itself
+        assert not note
+    with gpus.shared(3, divisible=True) as note:
+        assert note == f"runs take turns on the GPU: {MPS} is not there"
+    service(tmp_path, 3)
+    with gpus.shared(3, divisible=True) as note:
+        assert "did not start: it ended with code 3" in note
+    service(tmp_path, 0)
+    with gpus.shared(12, divisible=True) as note:
+        assert not note
+        assert os.environ[environment.PART] == "33"
+    gpus.by_service = False
+    with gpus.shared(12, divisible=True) as note:
+        assert "let no run have the GPU" in note
+        assert environment.PART not in os.environ
+    assert len(told) == 3
+
+
+def test_a_service_that_lets_no_run_have_the_gpu_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[bool] = []
+
+    def ended(jobs: object, places: list[int], workers: int, data_dir: None, gpus: Gpus, *_: object) -> object:
+        tries.append(gpus.by_service)
+        return [(place, many._NoGpu("gone") if gpus.by_service else None) for place in places]
+
+    monkeypatch.setattr(many, "_ended", ended)
+    run(recipe(), tmp_path / "run")
+    assert len(run_many([Job(recipe(), tmp_path / "run")], 1, QUIET)) == 1
+    assert tries == [True, False]
 
 
 def test_no_service_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

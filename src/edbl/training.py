@@ -9,6 +9,7 @@ import torch
 
 from edbl import config, presets, users
 from edbl.config import option
+from edbl.data import devices
 from edbl.data.augment import Transform
 from edbl.errors import EdblError, command, unknown
 from edbl.memory import Budget
@@ -79,8 +80,12 @@ class Common:
     by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
     seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0, most=2**63)
     memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where to compute; auto takes a GPU if there is one")
-    precision: Literal["auto", "fp32", "bf16"] = option("auto", "of forward passes in training; auto: bf16 on a GPU")
+    device: str = option(
+        "auto", "where to compute: cpu, cuda, cuda:1, mps, xpu, or auto, a GPU of CUDA if there is one"
+    )
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto", "of forward passes in training; auto: bf16 on a GPU that computes it, such as NVIDIA's since Ampere"
+    )
     graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
     fused: bool = option(True, "on a GPU in bf16, use fused kernels for small residual networks")
     checkpoint_seconds: float = option(5.0, "least seconds between checkpoints inside a training phase", least=0)
@@ -94,6 +99,7 @@ class Common:
     def check(self) -> None:
         """Refuse what can be seen to be wrong without the data."""
         named.check(self.net.backbone)
+        devices.check(self.device)
         if not self.data.mean or not self.data.std or min(self.data.std) <= 0:
             raise EdblError("data.mean and data.std need a value for each channel, those of data.std above 0")
         for key in self.by_rule:

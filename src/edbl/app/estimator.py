@@ -164,7 +164,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     - ``batch_size``: samples in a batch; None means 32, or 128 in a call with 10,000 samples or more
     - ``learning_rate``: at first; None means 0.1; for ``given`` 6 over the mean square length; further phases' too
     - ``options``: other settings by recipe key, such as ``{"optim.weight_decay": 1e-3}``
-    - ``device``: ``auto``, ``cpu`` or ``cuda``
+    - ``device``: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps`` or ``xpu``
     - ``random_state``: a number for the same results each time
     - ``verbose``: show bars on a terminal while learning
     """
@@ -184,7 +184,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int | None = None,
         learning_rate: float | None = None,
         options: Mapping[str, object] | None = None,
-        device: Literal["auto", "cpu", "cuda"] = "auto",
+        device: str = "auto",
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
     ) -> None:

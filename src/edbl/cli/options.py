@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,7 +11,9 @@ from edbl.errors import EdblError
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute; auto takes a GPU if any.")]
+Device = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes a GPU (cuda) if any.")
+]
 
 FLAGS = {  # settings that messages name, and the options that set them
     "data.name": "--data",

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +44,10 @@ def run(
     ] = None,
     preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    precision: Annotated[str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU that computes it.")
+    ] = None,
     graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output folder, new or of earlier runs. Default: runs/NAME.")] = None,
@@ -220,12 +222,23 @@ def bench(
         int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
     ] = None,
     workers: Annotated[int, typer.Option(help="DataLoader workers of the plain loop.", min=0)] = 2,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Say what works on this device, how fast, and whether it is right.")
+    ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Search for a minute for what suits this GPU best, and keep it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time a training step beside a plain PyTorch loop and the bare network."""
+    """Time a training step beside a plain PyTorch loop and the bare network; or verify a device, or tune for it."""
     from edbl.bench import measure
     from edbl.engine.environment import pick_device
 
+    if verify and tune:
+        raise EdblError("--verify and --tune are two things; use one after the other")
+    if verify or tune:
+        (_verify if verify else _tune)(device, as_json)
+        return
     with terminal.console.status("timing"):
         found = measure(pick_device(device), backbone, batch, steps, workers)
     if as_json:
@@ -240,3 +253,47 @@ def bench(
         numbers = f"{row['milliseconds']:.3f}", f"{row['images_per_second']:,.0f}", f"{row['of_bare']:.2f}"
         table.add_row(row["name"], *numbers)
     terminal.show(table)
+
+
+def _verify(device: str, as_json: bool) -> None:
+    """Show what works on a device; exit code 1 if something is wrong."""
+    from edbl.engine.environment import pick_device
+    from edbl.verify import report, verify
+
+    where = pick_device(device)
+    with terminal.console.status("verifying") as status:
+        found = list(verify(where, lambda what: status.update(f"verifying: {what}")))
+    told = report(where, found)
+    if as_json:
+        print(json.dumps(told, indent=1))
+    else:
+        terminal.tell(
+            f"{told['device']}; {', '.join(f'{name} {version}' for name, version in told['versions'].items())}"
+        )
+        table = terminal.table("", "", "")
+        for finding in found:
+            table.add_row(finding.what, finding.state, escape(finding.told))
+        terminal.show(table)
+    if not told["right"]:
+        wrong = sum(finding.state == "wrong" for finding in found)
+        terminal.complain(f"{wrong} of {len(found)} are wrong; runs do without them")
+        raise typer.Exit(1)
+
+
+def _tune(device: str, as_json: bool) -> None:
+    """Search for a launch table, and keep it."""
+    from edbl.engine.environment import pick_device
+    from edbl.nets.launch import keep
+    from edbl.tune import search
+
+    where = pick_device(device)
+    with terminal.console.status("tuning") as status:
+        found = search(where, say=lambda what: status.update(f"tuning: {what}"))
+    kept = keep(where, found.table)
+    if as_json:
+        print(json.dumps({"file": str(kept), **asdict(found)}, indent=1))
+        return
+    terminal.tell(
+        f"{found.tried} of {found.of} choices tried, {found.refused} refused; {len(found.table)} taken: "
+        f"{found.before:.3f} ms before, {found.after:.3f} ms now\nkept: {kept}"
+    )

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
@@ -10,6 +9,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 
 from edbl.data import trivial
+from edbl.data.devices import usable
 
 
 class Changes(NamedTuple):
@@ -60,7 +60,7 @@ class Transform:
         if x.ndim == 2:
             return x
         changes = self.draw(x, generator)
-        if x.is_cuda and find_spec("triton"):
+        if x.is_cuda and usable("augmentation", x.device):
             from edbl.data.kernels import move
 
             return move(x, changes, self.mean, self.std, self.pad, self.cutout)

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.optim.sgd import sgd
 
 from edbl.data.augment import Transform, Views
+from edbl.data.devices import usable
 from edbl.data.mixing import Batch
 from edbl.engine import contract
 from edbl.engine.checkpoint import LOSS, Saved, State
@@ -45,6 +46,7 @@ class Loop:
     progress: Progress
     bf16: bool
     graph: bool
+    note: Callable[[str], None] = lambda _: None  # tells something about how steps are computed
 
     def fit(
         self,
@@ -57,7 +59,9 @@ class Loop:
     ) -> None:
         """Train a phase from ``state`` to its end; call ``after_epoch`` after each epoch but the last."""
         generator = Generator(phase.draw.data.y.device)
-        step = Step(phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph)
+        step = Step(
+            phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph, note=self.note
+        )
         try:
             step.optimiser.load(state.optimiser)
         except ValueError as error:
@@ -68,11 +72,13 @@ class Loop:
         with only(net, phase.params):
             for epoch in range(state.epoch, phase.schedule.epochs):
                 seed = self.seeds.number(*place, "epoch", epoch)
-                generator.manual_seed(seed)
+                step.generator.manual_seed(seed)
                 torch.manual_seed(seed ^ 1)  # for a module's own draws, such as dropout's
                 try:
                     means = self._epoch(phase, step, epoch)
                 except Exception as error:
+                    if isinstance(error, torch.OutOfMemoryError):
+                        error.__dict__["images"] = step.images
                     happened(error, f"phase {phase.name}, epoch {epoch + 1}")
                     raise
                 for name, mean in means.items():
@@ -165,14 +171,16 @@ class Step:
         *,
         bf16: bool,
         graph: bool,
+        note: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self.note = note
         self.phase = phase
         self.generator = generator
         device = generator.device
         self.bf16 = bf16
         self.augment = phase.draw.augment or transform.augment
         self.optimiser = optimiser(phase)
-        self.use_graph = graph and device.type == "cuda" and isinstance(self.optimiser, SGD)
+        self.use_graph = graph and usable("graph", device) and isinstance(self.optimiser, SGD)
         self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
@@ -200,12 +208,26 @@ class Step:
     def __call__(self) -> None:
         """Make one step."""
         if self.graph is None and self.use_graph and self.calls == WARM_UP:
-            self._capture()
+            self._try_to_capture()
         self.calls += 1
         if self.graph is None:
             self._step()
         else:
             self.graph.replay()
+
+    def _try_to_capture(self) -> None:
+        """Capture the step; where that fails, make the steps one by one, with the same draws."""
+        drawn = self.generator.get_state()
+        try:
+            self._capture()
+        except RuntimeError as error:
+            self.graph, self.use_graph = None, False
+            # The old one may still take itself to be captured.
+            self.generator = Generator(self.generator.device)
+            self.generator.set_state(drawn)
+            self.optimiser.zero_grad()
+            why = str(error).strip().partition("\n")[0]
+            self.note(f"steps of phase {self.phase.name} are not replayed as a CUDA graph: {why}")
 
     def _capture(self) -> None:
         self.graph = torch.cuda.CUDAGraph()

@@ -14,7 +14,7 @@ from edbl import users
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
-from edbl.engine import contract
+from edbl.engine import contract, environment, room, trial
 from edbl.engine.checkpoint import Checkpoints, Saved, Saver, State, net_tensors
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import Loop, Watch
@@ -33,17 +33,6 @@ from edbl.store import check_tensors
 from edbl.training import Training
 
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def _on_gpu() -> Iterator[None]:
-    """Compute the same bits for the same seed on a GPU too; where its memory ends, say what to do."""
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        hint = "out of GPU memory; lower optim.batch or, for mixing methods, options.max_rounds"
-        raise EdblError(hint) from error
 
 
 @dataclass
@@ -74,6 +63,7 @@ class Learner:
         progress: Progress,
         make: Callable[[Generator], Backbone] | None = None,
         kind: type[Method] | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.training = training
         self.shape = torch.Size(shape)
@@ -81,20 +71,14 @@ class Learner:
         self.device = device
         self.progress = progress
         self.seeds = Seeds(training.seed)
-        bf16 = training.precision == "bf16" or (training.precision == "auto" and device.type == "cuda")
-        fuse = bf16 and training.fused and device.type == "cuda"
-        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph)
+        self.notes = list(notes)  # what a record should say of how it computes
+        bf16 = environment.in_bf16(training.precision, device)
+        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph, self._note)
         self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
         self.make = built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
 
-        def backbone(generator: Generator) -> Backbone:
-            made = built(generator).to(device)
-            if fuse and isinstance(made, ResNet):
-                made.fuse(shape)
-            return made
-
         with self.seeds.everywhere("backbone"):
-            net = kind.build(backbone, self.seeds.generator(CPU, "backbone")).to(device)
+            net = kind.build(partial(self._backbone, built, bf16), self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         if not isinstance(training.options, kind.Config):
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
@@ -104,7 +88,24 @@ class Learner:
 
     def fresh(self) -> "Learner":
         """Return a learner of the same training and code that has learnt nothing."""
-        return Learner(self.training, self.shape, self.transform, self.device, self.progress, self.make, self.kind)
+        same = self.training, self.shape, self.transform, self.device, self.progress, self.make, self.kind, self.notes
+        return Learner(*same)
+
+    def _backbone(self, built: Callable[[Generator], Backbone], bf16: bool, generator: Generator) -> Backbone:
+        """Return a backbone on the device, in the kernels that a trial has found to be right there."""
+        made = built(generator).to(self.device)
+        fuse = bf16 and self.training.fused
+        for note in trial.settle(self.device, trial.shape_of(made, self.shape) if fuse else None, self.progress):
+            self._note(note)
+        if isinstance(made, ResNet) and fuse:
+            made.fuse(self.shape)
+        return made
+
+    def _note(self, note: str) -> None:
+        """Tell something about how this computes, once, for the record too."""
+        if note not in self.notes:
+            self.notes.append(note)
+            self.progress.say(note)
 
     @property
     def net(self) -> Net:
@@ -205,7 +206,7 @@ class Learner:
         self._as_learnt()
         by_rule = task.old and self.training.by_rule
         self._anew(self.training.ruled(self._facts(task)) if by_rule else self.training, task.index)
-        with _on_gpu(), self.seeds.everywhere("task", task.index):
+        with self._computing(), self.seeds.everywhere("task", task.index):
             held = users.held(self.kind)
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
             contract.check_net(self.method, task.seen, "begin")
@@ -236,9 +237,22 @@ class Learner:
         self._as_learnt()
         self._anew(self.training, task.index)
         self.net.head.thaw()
-        with _on_gpu(), self.seeds.everywhere("task", task.index):
+        with self._computing(), self.seeds.everywhere("task", task.index):
             self._fit(task, self.method.refresh(task), checkpoints)
         self.progress.learnt(task.index)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """Compute the same bits for the same seed on a GPU too; where its memory ends, say what would fit."""
+        environment.check_precision(self.training.precision, self.device)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            images = getattr(error, "images", self.training.optim.batch)
+            raise EdblError(
+                room.told(self.net, self.training, self.shape, self.device, images, self.loop.bf16)
+            ) from error
 
     def _fit(
         self,

@@ -45,6 +45,7 @@ class Prepared:
     ) -> None:
         self.recipe = recipe
         device = environment.pick_device(recipe.device)
+        environment.check_precision(recipe.precision, device)
         settings = recipe.data
         if dataset is None:
             size = settings.image_size
@@ -117,7 +118,7 @@ class Prepared:
             code=self.code,
             data_fingerprint=self.fingerprint,
             our_reading=method.our_reading,
-            notes=self.notes,
+            notes=[*self.notes, *environment.notes, *self.learner.notes],
         )
 
     def sample_features(self) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """One run, from recipe to record: every task learnt, evaluated and saved; killed at any moment, it can go on."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edbl import records, users
 from edbl.data import datasets
+from edbl.engine import environment
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
 from edbl.engine.evaluate import accuracy_within, evaluate
 from edbl.engine.fit import Watch
@@ -208,6 +209,7 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
     recipe, stream, progress = prepared.recipe, prepared.stream, prepared.learner.progress
     checkpoints, tasks = Checkpoints(folder / CHECKPOINTS), len(stream)
     first = _restore(prepared, folder, record, checkpoints)
+    _add_notes(record, [*environment.notes, *prepared.learner.notes])
     progress.say(f"run folder: {folder}")
     epochs = [prepared.learner.epochs(new=True, first=number == 0) for number in range(tasks)]
     progress.run(f"{record.method} on {Path(recipe.data.name).name}", epochs, first)
@@ -215,6 +217,7 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
         for number in range(first, tasks):
             task, learner = stream[number], prepared.learner
             learnt = learner.learn(task, checkpoints, _watch(prepared, number))
+            _add_notes(record, learner.notes)
             if number == 0 and start is not None:
                 start.keep(folder)
             progress.busy("evaluating")
@@ -247,6 +250,11 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
     records.write(record, folder)
     checkpoints.keep_last(tasks)
     return record
+
+
+def _add_notes(record: Record, notes: Sequence[str]) -> None:
+    """Let a record say how its run computes, once."""
+    record.notes = list(dict.fromkeys([*record.notes, *notes]))
 
 
 def _watch(prepared: Prepared, number: int) -> Watch | None:

@@ -2,8 +2,8 @@
 
 Each run has a process to itself, so that one that fails takes no other with it. On a GPU they share its processors
 through NVIDIA's multi-process service, where there is one: small networks leave most of a GPU idle. Three or more get
-parts of it, each twice its share, so that kernels of one stand less in the way of another's. A first task that several
-runs have in common is trained once.
+parts of it, each twice its share, so that kernels of one stand less in the way of another's. Of several GPUs, a run
+goes to the one with the fewest. A first task that several runs have in common is trained once.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from edbl.engine.progress import Count, Progress
 from edbl.engine.run import resume, run
 from edbl.errors import Crashed, EdblError
 from edbl.fleet import starts
-from edbl.fleet.mps import shared_gpu
+from edbl.fleet.gpus import Gpus
 from edbl.fleet.turns import Limit, Turns
 from edbl.recipe import Recipe
 from edbl.records import Record
@@ -82,9 +82,10 @@ class _Stopped(RuntimeError):
 _shares: "ctypes.Array[ctypes.c_double]"  # of each job that is done; set in each worker process
 
 
-def _begin(shares: "ctypes.Array[ctypes.c_double]", threads: int) -> None:
+def _begin(shares: "ctypes.Array[ctypes.c_double]", threads: int, note: str) -> None:
     global _shares
     _shares = shares
+    environment.notes.extend([note] if note else [])
     torch.set_num_threads(threads)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -101,12 +102,17 @@ def _work(
     recipe: Mapping[str, object],
     folder: Path,
     data_dir: Path | None,
-    gpu: bool,
+    gpu: int | None,
     start: starts.Start | None = None,
 ) -> None:
-    """Make a run; its recipe comes as values, since this process may not have read a method file of the user's yet."""
-    if gpu and not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
-        raise _NoGpu("PyTorch sees the GPU no more")
+    """Make a run, on the GPU of a number if it has one.
+
+    Its recipe comes as values, since this process may not have read a method file of the user's yet.
+    """
+    if gpu is not None:
+        if not torch.cuda.is_available():  # rather than on a CPU, where nobody would see why it takes so long
+            raise _NoGpu("PyTorch sees the GPU no more")
+        torch.cuda.set_device(gpu)
     try:
         make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start)
     except Exception as error:
@@ -143,8 +149,8 @@ def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    cores = environment.cores()
-    return min(6, cores) if environment.pick_device(device).type == "cuda" else max(1, cores // 2)
+    cores, gpus = environment.cores(), environment.gpus(device)
+    return min(6 * len(gpus), cores) if gpus else max(1, cores // 2)
 
 
 def divisible(recipe: Recipe) -> bool:
@@ -174,13 +180,13 @@ def run_many(
     _check_data(
         [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
     )
-    if anew:
-        for job in jobs:
-            if job.folder.is_dir():
-                with lock(job.folder):
-                    shutil.rmtree(job.folder, ignore_errors=True)
+    _remove(jobs if anew else [])
     names = _names(jobs)
-    gpu = environment.pick_device(jobs[0].recipe.device).type == "cuda"
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    gpus = Gpus(environment.gpus(jobs[0].recipe.device), say)
     failed: dict[int, BaseException] = {}
     well: list[int] = []
     crashes: list[str] = []
@@ -194,7 +200,7 @@ def run_many(
 
         for _ in range(TRIES):
             broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpu, show, limit):
+            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit):
                 if error is None:
                     done(jobs[place])
                     well.append(place)
@@ -202,9 +208,9 @@ def run_many(
                     failed[place] = error
                 elif not isinstance(error, _Stopped):
                     broken[place] = error
-                told = f"{jobs[place].folder}: {_told(error, crashes)}"
-                console.print(told, markup=False, highlight=False, soft_wrap=True)
+                say(f"{jobs[place].folder}: {_told(error, crashes)}")
             left = broken
+            gpus.by_service = not any(isinstance(error, _NoGpu) for error in broken.values())
             if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
                 break
     failed |= broken
@@ -213,6 +219,14 @@ def run_many(
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(jobs[place].folder) for place in sorted(well)]
+
+
+def _remove(jobs: Sequence[Job]) -> None:
+    """Remove what is there of runs."""
+    for job in jobs:
+        if job.folder.is_dir():
+            with lock(job.folder):
+                shutil.rmtree(job.folder, ignore_errors=True)
 
 
 def _told(error: BaseException | None, crashes: list[str]) -> str:
@@ -232,7 +246,7 @@ def _ended(
     places: Collection[int],
     workers: int,
     data_dir: Path | None,
-    gpu: bool,
+    gpus: Gpus,
     show: Callable[[int, float], None],
     limit: Limit | None = None,
 ) -> Iterator[tuple[int, BaseException | None]]:
@@ -240,19 +254,19 @@ def _ended(
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
     threads = max(1, min(environment.cores() // workers, torch.get_num_threads()))  # which knows OMP_NUM_THREADS
-    together = min(workers, len(places))
-    part = 200 // together if together > 2 and all(divisible(jobs[place].recipe) for place in places) else 100
+    parts = all(divisible(jobs[place].recipe) for place in places)
     running: dict[Future[None], int] = {}
     others = multiprocessing.active_children()
     with (
-        shared_gpu(part) if gpu else nullcontext(),
+        gpus.shared(min(workers, len(places)), parts) as note,
         tempfile.TemporaryDirectory(prefix="edbl-") as kept,
-        ProcessPoolExecutor(workers, context, _begin, (shares, threads)) as pool,
+        ProcessPoolExecutor(workers, context, _begin, (shares, threads, note)) as pool,
     ):
         turns = Turns(jobs, places, _names(jobs), Path(kept), limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
+            gpu = gpus.take(place, running.values())
             with _deaf_children():
                 running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
 

@@ -1,7 +1,6 @@
 """Backbones: an image or a vector in, one feature vector out."""
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
@@ -9,6 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from edbl.data.devices import usable
 from edbl.errors import EdblError, unknown
 from edbl.nets.efficientnet import EfficientNetLite0
 
@@ -74,8 +74,8 @@ class ResNet(nn.Module):
         return not self.project and set(self.widths) <= {16, 32, 64} and doubling and halving
 
     def fuse(self, shape: Sequence[int]) -> None:
-        """Train and teach with the fused kernels from now on, in bf16, where they fit."""
-        if self.fusible(shape) and find_spec("triton"):
+        """Train and teach with the fused kernels from now on, in bf16, where they fit and none of them was refused."""
+        if self.fusible(shape) and usable("network", self.stem.weight.device):
             from edbl.nets.fused import FusedResNet
 
             self.fused = FusedResNet(self, shape[1])

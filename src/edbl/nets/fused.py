@@ -6,31 +6,15 @@ the kernels of `edbl.nets.kernels`: statistics, their gradients and shortcuts ar
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from edbl.nets import kernels
+from edbl.nets import kernels, launch
 from edbl.nets.backbones import Block, ResNet
+from edbl.nets.launch import Launch
 
-
-class Launch(NamedTuple):
-    """How a kernel is started."""
-
-    block: int  # groups of pixels that a program takes at a time
-    warps: int
-    programs: int = 0  # at most
-    rows: int = 1  # kernel rows for which a program sums gradients of weights
-    tall: int = 1  # rows of pixels that are worked out together, where the stride allows
-
-
-# By output channels, as measured best on an H200: one run with 128 and 600 images a step, six runs side by side.
-FORWARD = {16: Launch(128, 4, 396, tall=2), 32: Launch(128, 4, 264), 64: Launch(64, 4, 264)}
-DATA = {16: Launch(256, 4, 264), 32: Launch(128, 4, 264), 64: Launch(64, 4, 264)}
-WEIGHT = {16: Launch(128, 4, 264, rows=3, tall=2), 32: Launch(64, 8, 64), 64: Launch(64, 8, 32)}
-INFER = {16: Launch(64, 4, tall=2), 32: Launch(64, 4, tall=2), 64: Launch(64, 4)}
-ELEMENTWISE = {16: Launch(128, 8, 512), 32: Launch(64, 8, 512), 64: Launch(32, 8, 512)}
 PAIRED = 32  # most output channels for which pixels are worked out in pairs
 PIECED = 32  # least input channels for which a lone pixel's neighbours are multiplied one after the other
 
@@ -52,9 +36,9 @@ class Layer:
         """Neighbouring pixels that are worked out together."""
         return 2 if self.stride == 1 and self.outputs <= PAIRED and self.side_out % 2 == 0 else 1
 
-    def tall(self, launch: Launch) -> int:
+    def tall(self, how: Launch) -> int:
         """Rows of pixels that are worked out together."""
-        return launch.tall if self.stride == 1 and self.side_out % 2 == 0 else 1
+        return how.tall if self.stride == 1 and self.side_out % 2 == 0 else 1
 
     @property
     def pieces(self) -> int:
@@ -85,8 +69,8 @@ class FusedResNet:
             self.modes.append(1 if first.inputs == first.outputs else 2)
         device = net.stem.weight.device
         self.last_relu = net.last_relu
-        # Since Hopper, a kernel can be started while the one before it ends.
-        self.chained = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.table = launch.table(device)
+        self.chained = launch.chains(device)
         self.zero = torch.zeros(1, device=device)
         # Of each layer: programs that are done, and two totals for each channel.
         self.totals = [torch.zeros(1 + 2 * la.outputs, dtype=torch.int64, device=device) for la in self.layers]
@@ -99,10 +83,11 @@ class FusedResNet:
         convs = [layer.conv.weight for layer in self.layers]
         return [*convs, *(norm.weight for norm in norms), *(norm.bias for norm in norms)]
 
-    def how(self, launch: Launch) -> dict[str, Any]:
-        """Return the arguments that all kernels are started with."""
+    def start(self, kernel: str, layer: Layer) -> tuple[Launch, dict[str, Any]]:
+        """Return how a kernel is started for a layer, and the arguments that all kernels are started with."""
+        how, arguments = launch.started(self.table, kernel, layer.outputs)
         chained = {"launch_pdl": True} if self.chained else {}
-        return {"CHAINED": self.chained, "num_warps": launch.warps, **chained}
+        return how, {"CHAINED": self.chained, **arguments, **chained}
 
     def rectifies(self, number: int) -> bool:
         """Tell whether a layer's output goes through a ReLU."""
@@ -123,13 +108,13 @@ class FusedResNet:
         def convolve(number: int, source: Tensor, shortcut: Tensor, mode: int) -> Tensor:
             layer = self.layers[number]
             y = _empty(batch, layer, source)
-            launch = INFER[layer.outputs]
-            tall = layer.tall(launch)
-            kernels.infer_kernel[(_tiles(y, launch, layer.group * tall),)](
+            how, arguments = self.start("infer", layer)
+            tall = layer.tall(how)
+            kernels.infer_kernel[(_tiles(y, how, layer.group * tall),)](
                 source, weights[number], shifts[number], shortcut, y, len(y),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, layer.pieces, mode, self.rectifies(number), tall, launch.block,
-                num_stages=1, **self.how(launch),
+                layer.group, layer.pieces, mode, self.rectifies(number), tall, how.block,
+                num_stages=1, **arguments,
             )  # fmt: skip
             return y
 
@@ -160,8 +145,8 @@ class FusedResNet:
         return list(parts[: len(forward)]), list(parts[len(forward) :])
 
 
-def _tiles(z: Tensor, launch: Launch, group: int) -> int:
-    return -(-len(z) // (group * launch.block))
+def _tiles(z: Tensor, how: Launch, group: int) -> int:
+    return -(-len(z) // (group * how.block))
 
 
 def _power(number: int) -> int:
@@ -226,19 +211,19 @@ class _Train(torch.autograd.Function):
             layer, norm = layers[number], layers[number].norm
             z = _empty(len(x), layer, inputs[-1])
             stat = x.new_empty(4, layer.outputs, dtype=torch.float32)
-            launch = FORWARD[layer.outputs]
-            tall = layer.tall(launch)
-            kernels.forward_kernel[(min(launch.programs, _tiles(z, launch, layer.group * tall)),)](
+            how, arguments = net.start("forward", layer)
+            tall = layer.tall(how)
+            kernels.forward_kernel[(min(how.programs, _tiles(z, how, layer.group * tall)),)](
                 inputs[-1], weights[number], z, net.totals[number],
                 norm.weight, norm.bias, norm.running_mean, norm.running_var, stat, len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, layer.pieces, tall, launch.block, num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, tall, how.block, num_stages=1, **arguments,
             )  # fmt: skip
             y = torch.empty_like(z)
-            launch = ELEMENTWISE[layer.outputs]
-            kernels.activate_kernel[(_tiles(z, launch, 1),)](
+            how, arguments = net.start("activate", layer)
+            kernels.activate_kernel[(_tiles(z, how, 1),)](
                 z, stat, z if shortcut is None else shortcut, y, len(z), layer.side_out, layer.outputs, mode,
-                net.rectifies(number), launch.block, **net.how(launch),
+                net.rectifies(number), how.block, **arguments,
             )  # fmt: skip
             raws.append(z)
             stats.append(stat)
@@ -263,7 +248,7 @@ class _Train(torch.autograd.Function):
         for layer in layers:
             starts.append(columns.setdefault(layer.outputs, 0))
             columns[layer.outputs] += layer.conv.weight.numel()
-        dw = {width: stats[0].new_empty(WEIGHT[width].programs, columns[width]) for width in columns}
+        dw = {width: stats[0].new_empty(launch.SUMS["weight"][width].programs, columns[width]) for width in columns}
         dscales = [torch.empty_like(layer.norm.weight) for layer in layers]
         dshifts = [torch.empty_like(layer.norm.bias) for layer in layers]
         factors = [stats[0].new_empty(3, layer.outputs) for layer in layers]
@@ -276,12 +261,12 @@ class _Train(torch.autograd.Function):
             """Work out the gradient of a layer's weights, and return that at its raw output."""
             layer, z = layers[number], raws[number]
             dz = torch.empty_like(g)
-            launch, width = WEIGHT[layer.outputs], layer.outputs
-            kernels.weight_kernel[(launch.programs, 3 // launch.rows)](
+            (how, arguments), width = net.start("weight", layer), layer.outputs
+            kernels.weight_kernel[(how.programs, 3 // how.rows)](
                 inputs[number], g, z, factors[number], dz, dw[width][:, starts[number] :], len(z), columns[width],
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.width, layer.outputs,
-                layer.group, layer.pieces, launch.rows, layer.tall(launch), launch.block,
-                num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, how.rows, layer.tall(how), how.block,
+                num_stages=1, **arguments,
             )  # fmt: skip
             return dz
 
@@ -289,22 +274,22 @@ class _Train(torch.autograd.Function):
             """Return the gradient at the output of the normalisation before a layer."""
             layer, z = layers[number], raws[number - 1]
             g = torch.empty_like(z)
-            launch = DATA[layer.outputs]
-            tall = layer.tall(launch)
-            kernels.data_kernel[(min(launch.programs, _tiles(z, launch, layer.group * tall)),)](
+            how, arguments = net.start("data", layer)
+            tall = layer.tall(how)
+            kernels.data_kernel[(min(how.programs, _tiles(z, how, layer.group * tall)),)](
                 dz, back[number], dz if shortcut is None else shortcut, inputs[number], z, stats[number - 1], g,
                 *behind(number - 1), len(z),
                 layer.side_in, layer.side_out, layer.stride, layer.inputs, layer.back, layer.outputs,
-                layer.group, layer.pieces, mode, tall, launch.block, num_stages=1, **net.how(launch),
+                layer.group, layer.pieces, mode, tall, how.block, num_stages=1, **arguments,
             )  # fmt: skip
             return g
 
         last = layers[-1]
         g = torch.empty_like(raws[-1])
-        launch = ELEMENTWISE[last.outputs]
-        kernels.pool_kernel[(min(launch.programs, _tiles(g, launch, 1)),)](
+        how, arguments = net.start("pool", last)
+        kernels.pool_kernel[(min(how.programs, _tiles(g, how, 1)),)](
             gradients[0].contiguous(), inputs[-1], raws[-1], stats[-1], g, *behind(len(layers) - 1), len(g),
-            last.side_out, last.outputs, net.last_relu, launch.block, **net.how(launch),
+            last.side_out, last.outputs, net.last_relu, how.block, **arguments,
         )  # fmt: skip
         for number in reversed(range(len(net.modes))):
             first, second = 2 * number + 1, 2 * number + 2

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -10,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+from edbl.data.devices import usable
 from edbl.nets.backbones import Backbone, Watch, initialise
 
 
@@ -188,7 +188,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     It is the same on a part of a GPU as on all of it. PyTorch's own products cut their sums up by the number of
     multiprocessors, and are slow for few rows.
     """
-    if x.is_cuda and x.dtype == torch.float32 and x.numel() and weight.numel() and find_spec("triton"):
+    if x.is_cuda and x.dtype == torch.float32 and x.numel() and weight.numel() and usable("linear", x.device):
         return _linear(x, weight, bias)
     return F.linear(x, weight, bias)
 
