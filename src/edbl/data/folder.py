@@ -288,9 +288,14 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
                 image.draft(None, (2 * size, 2 * size))
             if image.width * image.height > MAX_PIXELS:
                 raise _BadImage("more than 100 million pixels")
-            return Decoded(_square(_rgb(_upright(image)), size), converted=image.mode != "RGB")
+            return Decoded(squared(image, size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         return Decoded(None, bad=_reason(error))
+
+
+def squared(image: Image.Image, size: int) -> Pixels:
+    """Return the pixels of an image as `decode` would: its centre square, scaled to ``size``."""
+    return _square(_rgb(_upright(image)), size)
 
 
 def _upright(image: Image.Image) -> Image.Image:
