@@ -143,6 +143,7 @@ def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp
     model = tmp_path / "model"
     learn(cli, model, folders[0], *OPTIONS)
     assert cli("forget", model, "digit 1").code == 0
+    assert "unknown class 'Digit 1': 'digit 1' was forgotten on 20" in cli("forget", model, "Digit 1").err
     found = cli("learn", model, folders[0])
     assert "learnt 1 new class (digit 1) from 9 images" in found.out
     assert "12 images left out: given twice, or known to the model already" in found.err
@@ -308,6 +309,12 @@ def test_models_become_one_as_if_it_had_learnt_all(
         assert cli("rename", tmp_path / "b", "digit 0", "nil").code == 0
         error = cli("join", tmp_path / "c", tmp_path / "a", tmp_path / "b").err
         assert "the same photo is of class 'digit 0' in one model and of 'nil' in another" in error
+    if many == 1000:
+        for name in ("a", "b"):
+            learn(cli, tmp_path / f"{name} whole", folders[ord(name) - ord("a")], *OPTIONS, "--keep", "photos")
+        assert cli("join", tmp_path / "photos", tmp_path / "a whole", tmp_path / "b whole").code == 0
+        assert len(list((tmp_path / "photos" / "exemplars").iterdir())) == 42
+        assert referenced(tmp_path / "photos")
     learn(cli, tmp_path / "d", folders[3], *OPTIONS, "--method", "ridge")
     with pytest.raises(EdblError, match="they cannot be joined"):
         join(tmp_path / "e", [tmp_path / "a", tmp_path / "d"])
@@ -492,6 +499,7 @@ def test_lines_of_any_are_refused_in_words(folders: list[Path], tmp_path: Path, 
         (["forget", model, "digit 0", "--photo", folders[0] / "digit 0" / "000.png"], "one of both"),
         (["forget", model, "--photo", tmp_path / "none.png"], "cannot read"),
         (["forget", model, "--photo", *_photos(folders[0] / "digit 1")], "would have no photo left"),
+        (["forget", model, "ping"], "unknown class 'ping': known: digit 0, digit 1"),
         (["prune", tmp_path / "none"], "does not exist"),
         (["undo", tmp_path / "none"], "does not exist"),
         (["history", tmp_path / "none"], "does not exist"),

@@ -171,8 +171,13 @@ class Walk:
         return notes
 
     def unfollowed(self) -> str:
-        """Return how many links were not followed, as an addition to a message."""
-        return f" ({count(list(self.links), 'link')} out of {shown(self.folder)} not followed)" if self.links else ""
+        """Return what was left aside where nothing was found, as an addition to a message."""
+        told = [f"{count(list(self.links), 'link')} out of {shown(self.folder)} not followed"] if self.links else []
+        if loose := [path for path in self.loose if _is_image(path)]:
+            told.append(f"{count(loose, 'image')} outside of class folders left out: {self.named(loose)}")
+        if self.others:
+            told.append(f"{count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
+        return f" ({'; '.join(told)})" if told else ""
 
     def named(self, paths: Sequence[Path]) -> str:
         """Return the first few paths, relative to the folder."""
