@@ -1,5 +1,6 @@
 """Photos: folders and files of images, as bytes of one size."""
 
+import glob
 import hashlib
 import os
 import statistics
@@ -9,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side
+from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side, squared
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError
 from edbl.text import class_name, shown
@@ -24,10 +26,15 @@ Array = npt.NDArray[np.uint8]  # [n, 3, size, size]
 
 @dataclass(frozen=True)
 class Photo:
-    """A file and the name of its class."""
+    """A file and the name of its class; or an image that is in memory, of which ``path`` is what it is called."""
 
     path: Path
     name: str
+    image: Image.Image | None = None
+
+    def read(self, size: int) -> Decoded:
+        """Return it as bytes of ``size``."""
+        return read(self.path, size) if self.image is None else Decoded(squared(self.image, size))
 
 
 def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
@@ -79,7 +86,7 @@ def alike(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return files as they are and the images in folders and below them, and notes on what was left aside."""
+    """Return files as they are, the images in folders and below them and those that patterns mean, and notes."""
     found: list[Path] = []
     notes: list[str] = []
     for path in paths:
@@ -92,6 +99,11 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
                 )
             found += inside
             notes += [f"in {shown(path)}: {note}" for note in walk.notes()]
+        elif glob.has_magic(str(path)) and not path.exists():
+            some = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+            if not some:
+                raise EdblError(f"no file is named as {shown(path)} says")
+            found += [one for one in some if not one.is_dir()]
         else:
             found.append(path)
     return found, notes
@@ -100,7 +112,8 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 def usual_size(photos: Sequence[Photo]) -> int:
     """Return the image size for learning from scratch: 32 where most photos are small, else 64."""
     step = max(1, len(photos) // PEEKED)
-    sides = in_threads(lambda photo: short_side(photo.path), photos[::step], "looking at images")
+    some = photos[::step]
+    sides = in_threads(lambda p: min(p.image.size) if p.image else short_side(p.path), some, "looking at images")
     known = [side for side in sides if side]
     return LARGE if known and statistics.median(known) > SMALL_UP_TO else SMALL
 
@@ -121,7 +134,7 @@ def read_into(file: Path, photos: Sequence[Photo], size: int) -> list[tuple[Deco
     _fill(file)
 
     def work(row: int) -> tuple[Decoded, str]:
-        decoded = read(photos[row].path, size)
+        decoded = photos[row].read(size)
         if decoded.pixels is None:
             return decoded, ""
         array[row] = decoded.pixels

@@ -3,8 +3,10 @@
 All is float64: how samples were split into updates, and in which order they came, shows in the last digits alone.
 """
 
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,6 +38,10 @@ class Form(Protocol):
 
     balanced: ClassVar[bool]  # whether it takes the scatter of each class over its number of samples
 
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return how much speaks for the likeliest class, ``[n]``, of logits ``[n, classes]``."""
+
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         """Take classes, and samples to leave out."""
 
@@ -46,6 +52,9 @@ class Form(Protocol):
         """Return the scores that each of some samples has by the others, ``[n, classes]``."""
 
 
+Fit = tuple[float, float, float]  # loss, factor and shrinkage
+
+
 class Closed(NamedTuple):
     """A classifier: ``x @ weight.T + bias`` are logits whose softmax is a probability."""
 
@@ -53,6 +62,9 @@ class Closed(NamedTuple):
     bias: Tensor  # [classes]
     shrinkage: float
     loss: float  # by leave-one-out: the mean over classes of the mean log loss of their samples
+    judged: Tensor  # [n], which samples were left out one by one: those of classes of two or more
+    left_out: Tensor  # [judged, classes], the logits that each of them has by all others
+    factor: float  # by which scores became logits
 
 
 class Discriminant:
@@ -65,6 +77,11 @@ class Discriminant:
     """
 
     balanced: ClassVar[bool] = False
+
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return the logarithm of its probability."""
+        return logits.log_softmax(1).amax(1)
 
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         self.counts = classes.counts
@@ -122,6 +139,11 @@ class Ridge:
 
     balanced: ClassVar[bool] = True
 
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return its response."""
+        return logits.amax(1)
+
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         centre = classes.means.mean(0)
         away = classes.means - centre
@@ -151,25 +173,47 @@ class Ridge:
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the eigenvalues, none below 0, and the eigenvectors of a scatter."""
-    values, axes = torch.linalg.eigh(matrix)
+    if matrix.device.type == "cpu":  # NumPy takes half the time of PyTorch
+        values, axes = (torch.from_numpy(found) for found in np.linalg.eigh(matrix.numpy()))
+    else:
+        values, axes = torch.linalg.eigh(matrix)
     return values.clamp(min=0), axes
 
 
-def fitted(kind: type[Form], classes: Classes, x: Tensor, y: Tensor) -> Closed:
+def _least(of: Callable[[float], Fit], shrinkages: Sequence[float]) -> Fit:
+    """Return the best fit: of every fourth shrinkage, of those between it and its neighbours, of those between them."""
+    tried = {k: of(shrinkages[k]) for k in range(len(shrinkages) - 1, -1, -4)}
+    for step in (2, 1):
+        at = min(tried, key=tried.__getitem__)
+        tried |= {k: of(shrinkages[k]) for k in (at - step, at + step) if 0 <= k < len(shrinkages)}
+    return min(tried.values())
+
+
+def fitted(
+    kind: type[Form],
+    classes: Classes,
+    x: Tensor,
+    y: Tensor,
+    shrinkages: Sequence[float] = SHRINKAGES,
+    factor: float | None = None,
+) -> Closed:
     """Return the classifier whose shrinkage has the least loss by leave-one-out over samples ``x`` of classes ``y``.
 
-    Where no class has two samples, none can be left out: all is shrunk, and probabilities say little.
+    Where no class has two samples, none can be left out: all is shrunk, and probabilities say little. A ``factor`` that
+    is given stays.
     """
-    several = classes.counts[y] > 1
-    x, y = x[several], y[several]
+    judged = classes.counts[y] > 1
+    x, y = x[judged], y[judged]
     form = kind(classes, x, y)
-    best, factor, least = SHRINKAGES[-1], 1.0, float("nan")
+    best, found, least = shrinkages[-1], 1.0, float("nan")
     if len(y) and len(classes.counts) > 1:
-        found = [(*calibrated(form.left_out(shrinkage), y), shrinkage) for shrinkage in SHRINKAGES]
-        least, factor, best = min(found)
+        least, found, best = _least(lambda shrinkage: (*calibrated(form.left_out(shrinkage), y), shrinkage), shrinkages)
+    factor = factor or found
     weight, bias = form.solve(best)
+    left_out = factor * form.left_out(best)
     # What all classes have in common changes no probability, and would cost digits.
-    return Closed(factor * (weight - weight.mean(0)), factor * (bias - bias.mean()), best, least)
+    centred = [logits - logits.mean(-1, keepdim=True) for logits in (weight.T, bias, left_out)]
+    return Closed(factor * centred[0].T, factor * centred[1], best, least, judged, centred[2], factor)
 
 
 def calibrated(scores: Tensor, y: Tensor) -> tuple[float, float]:
