@@ -232,7 +232,7 @@ def _onnx(served: Served, x: Tensor, metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of the file."""
     from onnx import helper
 
-    from edbl.app.graph import translate
+    from edbl.nets.graph import translate
 
     size = sum(tensor.nbytes for tensor in served.state_dict().values())
     if size > LIMIT:
