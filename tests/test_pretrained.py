@@ -349,7 +349,8 @@ def chances(name: str) -> Tensor:
     published = torch.load(weights_file(name), weights_only=True)
     found = find(name)
     features = found.views(photos(found.image_size), 0, seeded(), lambda done: None)[:, 0].float()
-    return (features @ published["_fc.weight"].T + published["_fc.bias"]).softmax(1)
+    logits: Tensor = features @ published["_fc.weight"].T + published["_fc.bias"]
+    return logits.softmax(1)
 
 
 @installed
@@ -384,6 +385,7 @@ def test_eight_bits_on_photos() -> None:
 def test_engines_agree_on_photos(name: str) -> None:
     """What half precision would hide is compared before it."""
     net = find(name).load()
+    assert isinstance(net, EfficientNetLite0)
     x = photos(64).float() / 127.5 - 1
     with torch.no_grad():
         expected = net.eval()(x)
