@@ -286,7 +286,7 @@ def test_a_large_jpeg_is_scaled_while_it_is_read(
     short = min(turned.size)
     left, top = (turned.width - short) // 2, (turned.height - short) // 2
     square = turned.crop((left, top, left + short, top + short)).resize((32, 32), Image.Resampling.BICUBIC)
-    assert abs(whole.transpose(1, 2, 0).astype(int) - np.asarray(square)).max() <= 2
+    assert abs(whole.transpose(1, 2, 0).astype(int) - np.asarray(square)).mean() < 0.2
 
 
 @pytest.mark.parametrize("size", [107, 108, 213, 428, 600])

@@ -24,8 +24,7 @@ def learn(
     memory_mb: Annotated[float | None, typer.Option(help="Images to keep, in MB of pixels.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for good.")] = None,
     backbone: Annotated[
-        str | None,
-        typer.Option(help="efficientnet-lite0, -lite2, timm:NAME, resnet18, resnet32, small or mlp, for good."),
+        str | None, typer.Option(help="efficientnet-lite0 or -lite2, timm:NAME, resnet18, resnet32, small or mlp.")
     ] = None,
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
