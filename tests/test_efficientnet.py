@@ -6,14 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from edbl.nets.backbones import Foreign, initialise
-from edbl.nets.efficientnet import INNER, OUTER, EfficientNetLite0, Inverted, Layer, renamed
+from edbl.nets.efficientnet import INNER, OUTER, EfficientNetLite0, EfficientNetLite2, Inverted, Layer, renamed
 from edbl.nets.net import LinearHead, Net
 from tests.vectors import seeded
 
 
-def fresh(last_relu: bool = True) -> EfficientNetLite0:
+def fresh(last_relu: bool = True, kind: type[EfficientNetLite0] = EfficientNetLite0) -> EfficientNetLite0:
     """Return a net whose norms have something to do."""
-    net = EfficientNetLite0(last_relu)
+    net = kind(last_relu)
     initialise(net, seeded())
     for key, tensor in net.state_dict().items():
         if ".norm." in key and tensor.is_floating_point():
@@ -49,6 +49,22 @@ def test_sizes_and_channels_of_the_blocks() -> None:
     sides = [32, 16, 16, 8, 8, 4, 4, 4, 4, 4, 4, 2, 2, 2, 2, 2, 2]
     assert shapes == {k: (c, s, s) for k, (c, s) in enumerate(zip(channels, sides, strict=True))}
     last_of_each_size = [k for k in shapes if k == 16 or shapes[k][1] != shapes[k + 1][1]]
+    assert list(net.ends) == last_of_each_size
+
+
+def test_the_larger_one() -> None:
+    shapes: dict[int, tuple[int, ...]] = {}
+
+    def watch(number: int, out: Tensor) -> Tensor:
+        shapes[number] = tuple(out.shape[1:])
+        return out
+
+    net = fresh(kind=EfficientNetLite2)
+    net(images(1, 64), watch)
+    assert sum(p.numel() for p in net.parameters()) + 1281 * 1000 == 6_092_072  # with its classifier
+    channels = [16, *[24] * 3, *[48] * 3, *[88] * 4, *[120] * 4, *[208] * 5, 352, 1280]
+    assert [shapes[k][0] for k in range(22)] == channels
+    last_of_each_size = [k for k in shapes if k == 21 or shapes[k][1] != shapes[k + 1][1]]
     assert list(net.ends) == last_of_each_size
 
 

@@ -16,7 +16,6 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
 from edbl.app import export as exporting
-from edbl.app import graph
 from edbl.app.export import export
 from edbl.app.model import Model
 from edbl.data.augment import Transform, Views
@@ -25,7 +24,7 @@ from edbl.data.images import Images
 from edbl.errors import EdblError
 from edbl.methods import methods
 from edbl.methods.base import Method
-from edbl.nets import pretrained
+from edbl.nets import engines, graph, pretrained
 from edbl.nets.backbones import BACKBONES, Backbone, build
 from edbl.nets.efficientnet import EfficientNetLite0
 from edbl.nets.heads import CorrectedHead, FrozenHead
@@ -536,3 +535,10 @@ def test_every_translation_is_tried() -> None:
 def test_what_has_no_translation_is_named(function: Callable[[Tensor, Tensor], Tensor], message: str) -> None:
     with pytest.raises(EdblError, match=message):
         graph.translate(Apply(function, 4, 4, 3, 3), torch.randn(2, *IMAGE), "x", ["y"])
+
+
+def test_a_frozen_network_of_others_computes_by_onnxruntime() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    x = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(engines.computing(net, 8)(x), net(x), rtol=1e-5, atol=1e-6)

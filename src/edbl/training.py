@@ -55,7 +55,7 @@ class NetSettings:
 
     backbone: str = option(
         "resnet32",
-        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, timm:NAME, or what makes one, as in FILE.py:Net",
+        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
     )
     image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
 

@@ -315,7 +315,7 @@ def _onnx(served: nn.Module, x: Tensor, outputs: Sequence[str], metadata: Mappin
     """Return the bytes of the file."""
     from onnx import helper
 
-    from edbl.app.graph import translate
+    from edbl.nets.graph import translate
 
     size = sum(tensor.nbytes for tensor in served.state_dict().values())
     if size > LIMIT:

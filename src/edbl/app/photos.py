@@ -1,7 +1,6 @@
 """Photos: folders and files of images, as bytes of one size."""
 
 import glob
-import hashlib
 import os
 import statistics
 from collections.abc import Sequence
@@ -12,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side, squared
+from edbl.data.folder import EXTENSIONS, Decoded, Walk, decode, short_side, squared
+from edbl.data.folder import digest as digest  # by which models name photos
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError
 from edbl.text import class_name, shown
@@ -158,8 +158,3 @@ def _fill(file: Path) -> None:
 def files(classes: Sequence[Array]) -> list[list[str]]:
     """Return the names of the files that a model keeps images as, class by class."""
     return [[f"{digest(pixels)}.png" for pixels in images] for images in classes]
-
-
-def digest(pixels: Pixels) -> str:
-    """Return the name that an image has by its pixels."""
-    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]

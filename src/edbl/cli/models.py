@@ -19,7 +19,10 @@ Keep = Annotated[
     str | None, typer.Option(help="What lda and ridge keep: features (default), photos or nothing, for good.")
 ]
 Backbone = Annotated[
-    str | None, typer.Option(help="efficientnet-lite0, timm:NAME, resnet18, resnet32, small or mlp, for good.")
+    str | None,
+    typer.Option(
+        help="efficientnet-lite0 or -lite2, timm:NAME, resnet18, resnet32, small or mlp; cannot be changed later."
+    ),
 ]
 Relabel = Annotated[
     bool, typer.Option("--relabel", help="Images that the model knows as another class get the one given.")

@@ -1,5 +1,6 @@
 """Any folder of images, one sub-folder per class."""
 
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -304,6 +305,11 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
 def squared(image: Image.Image, size: int) -> Pixels:
     """Return the pixels of an image as `decode` would: its centre square, scaled to ``size``."""
     return _square(_rgb(_upright(image)), size)
+
+
+def digest(pixels: npt.NDArray[np.uint8]) -> str:
+    """Return the name that an image has by its pixels."""
+    return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]
 
 
 def _upright(image: Image.Image) -> Image.Image:

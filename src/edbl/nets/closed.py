@@ -86,8 +86,8 @@ class Discriminant:
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         self.counts = classes.counts
         self.free = max(int(classes.counts.sum()) - len(classes.counts), 1)
-        self.values, self.axes = _eigen(classes.scatter)
-        self.mean_value = float(self.values.mean()) / self.free
+        self.values, self.axes = _eigen(classes.scatter, _span(classes, x, y))
+        self.mean_value = float(self.values.sum()) / len(classes.scatter) / self.free
         self.scatters = self.mean_value > ROUNDING * float(classes.means.square().mean())
         self.means = classes.means @ self.axes
         self.y, self.x = y, (x - classes.means[y]) @ self.axes
@@ -147,14 +147,15 @@ class Ridge:
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         centre = classes.means.mean(0)
         away = classes.means - centre
-        self.values, self.axes = _eigen(classes.scatter + away.T @ away)
+        self.values, self.axes = _eigen(classes.scatter + away.T @ away, _span(classes, x, y))
+        self.mean_value = self.values.sum() / len(classes.scatter)
         self.centre, self.means = centre, away @ self.axes
         self.y, self.x = y, (x - centre) @ self.axes
         self.squares = self.x.square()
         self.share = 1 / classes.counts[y]  # a sample's weight
 
     def _inverse(self, shrinkage: float) -> Tensor:
-        penalty = shrinkage / (1 - shrinkage) * self.values.mean()
+        penalty = shrinkage / (1 - shrinkage) * self.mean_value
         return (self.values + penalty.where(penalty > 0, 1)).reciprocal()
 
     def solve(self, shrinkage: float) -> tuple[Tensor, Tensor]:
@@ -171,12 +172,27 @@ class Ridge:
         return truth - (truth - fitted) / (1 - leverage).unsqueeze(1)
 
 
-def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the eigenvalues, none below 0, and the eigenvectors of a scatter."""
+def _span(classes: Classes, x: Tensor, y: Tensor) -> Tensor | None:
+    """Return an orthonormal basis, ``[width, few]``, of all samples, if these are few and all are there."""
+    counts = torch.bincount(y, minlength=len(classes.counts))
+    if len(x) + len(counts) > x.shape[1] // 2 or not ((counts == classes.counts) | (classes.counts < 2)).all():
+        return None
+    basis: Tensor = torch.linalg.qr(torch.cat([x, classes.means]).T)[0]
+    return basis
+
+
+def _eigen(scatter: Tensor, span: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues, none below 0, and the eigenvectors of a scatter; those of 0 may be left out.
+
+    What has its ``span`` needs no others, and the time goes by the cube of how many there are.
+    """
+    matrix = scatter if span is None else span.T @ scatter @ span
     if matrix.device.type == "cpu":  # NumPy takes half the time of PyTorch
         values, axes = (torch.from_numpy(found) for found in np.linalg.eigh(matrix.numpy()))
     else:
         values, axes = torch.linalg.eigh(matrix)
+    if span is not None:
+        axes = span @ axes
     return values.clamp(min=0), axes
 
 

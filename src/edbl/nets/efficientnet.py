@@ -1,8 +1,8 @@
-"""EfficientNet-Lite0: a small network for photos, whose weights others have trained on ImageNet."""
+"""EfficientNet-Lite0 and Lite2: small networks for photos, whose weights others have trained on ImageNet."""
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from edbl.nets.backbones import Watch
 
 STEM, WIDTH = 32, 1280
+Stages = tuple[tuple[int, int, int, int, int], ...]
 # Blocks, kernel, stride of the first, widening inside and channels of each stage.
-STAGES = (
+STAGES: Stages = (
     (1, 3, 1, 1, 16),
     (2, 3, 2, 6, 24),
     (2, 5, 2, 6, 40),
@@ -21,6 +22,15 @@ STAGES = (
     (3, 5, 1, 6, 112),
     (4, 5, 2, 6, 192),
     (1, 3, 1, 6, 320),
+)
+STAGES2: Stages = (  # a fifth more blocks and a tenth more channels, rounded to eights
+    (1, 3, 1, 1, 16),
+    (3, 3, 2, 6, 24),
+    (3, 5, 2, 6, 48),
+    (4, 3, 2, 6, 88),
+    (4, 5, 1, 6, 120),
+    (5, 5, 2, 6, 208),
+    (1, 3, 1, 6, 352),
 )
 # Layers as the usual state dicts call them, of the net and of a block, and as we do.
 OUTER = {"_conv_stem": "stem.conv", "_bn0": "stem.norm", "_conv_head": "top.conv", "_bn1": "top.norm"}
@@ -48,12 +58,13 @@ class Layer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer; a stride of 2 halves the size, rounded up."""
         if self.stride > 1:
-            (top, bottom), (left, right) = (self._padding(size) for size in x.shape[2:])
+            (top, bottom), (left, right) = (self.padding(size) for size in x.shape[2:])
             x = F.pad(x, [left, right, top, bottom])
         out: Tensor = self.norm(self.conv(x))
         return out
 
-    def _padding(self, size: int) -> tuple[int, int]:
+    def padding(self, size: int) -> tuple[int, int]:
+        """Return what a stride needs before and after a row of this size."""
         needed = max((size - 1) // self.stride * self.stride + self.kernel - size, 0)
         return needed // 2, needed - needed // 2
 
@@ -78,9 +89,10 @@ class Inverted(nn.Module):
 
 
 class EfficientNetLite0(nn.Module):
-    """Stem, sixteen blocks, a wide last layer with or without its ReLU, global average pooling; colour images only."""
+    """Stem, blocks, a wide last layer with or without its ReLU, global average pooling; colour images only."""
 
     width = WIDTH
+    stages: ClassVar[Stages] = STAGES
     ends = (0, 2, 4, 10, 16)  # the last block of each size; the last layer counts as a block
 
     def __init__(self, last_relu: bool = True) -> None:
@@ -89,7 +101,7 @@ class EfficientNetLite0(nn.Module):
         self.fresh: Callable[[], nn.Module] | None = None  # makes it with the weights that it came with
         self.stem = Layer(3, STEM, 3, 2)
         blocks, inputs = [], STEM
-        for count, kernel, stride, widening, outputs in STAGES:
+        for count, kernel, stride, widening, outputs in self.stages:
             for block in range(count):
                 blocks.append(Inverted(inputs, outputs, kernel, 1 if block else stride, widening))
                 inputs = outputs
@@ -114,6 +126,13 @@ class EfficientNetLite0(nn.Module):
             if isinstance(layer, Layer) and isinstance(layer.norm, nn.BatchNorm2d):
                 layer.conv, layer.norm = fuse_conv_bn_eval(layer.conv, layer.norm), nn.Identity()
         return net
+
+
+class EfficientNetLite2(EfficientNetLite0):
+    """The same, deeper and wider, with 21 blocks."""
+
+    stages = STAGES2
+    ends = (0, 3, 6, 14, 21)
 
 
 def renamed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

