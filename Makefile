@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check campaign
+.PHONY: demo test check campaign kernels
 
 demo: .venv/ready
 	$(BIN)/edbl demo
@@ -12,6 +12,9 @@ test: check
 
 campaign: .venv/tested  # hours; goes on where it was stopped
 	$(BIN)/python -m tests.campaign
+
+kernels: .venv/tested  # half an hour: all kernels for all architectures, without a GPU
+	$(BIN)/python -W ignore -m tests.kernels
 
 check: .venv/tested
 	$(BIN)/ruff check
