@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check campaign audit
+.PHONY: demo test check campaign audit kernels
 
 demo: .venv/ready
 	$(BIN)/edbl demo
@@ -15,6 +15,9 @@ campaign: .venv/tested  # hours; goes on where it was stopped
 
 audit: .venv-audit/ready  # needs a network: are flaws known of the pinned versions?
 	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+kernels: .venv/tested  # half an hour: all kernels for all architectures, without a GPU
+	$(BIN)/python -W ignore -m tests.kernels
 
 check: .venv/tested
 	$(BIN)/ruff check

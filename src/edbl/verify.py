@@ -53,7 +53,8 @@ def verify(device: torch.device, say: Callable[[str], None] = lambda _: None) ->
     """Look at a device, one thing after the other."""
     gpu = device.type == "cuda"
     # First of all apart: what takes a process along must not end this one.
-    found = trial.apart(device, RESNET32 if devices.has_triton() else None) if gpu else {}
+    fused = gpu and devices.has_triton() and environment.computes_bf16(device)
+    found = trial.apart(device, RESNET32 if fused else None) if gpu else {}
     for kernel, why in found.items():
         if why:
             devices.refuse(kernel, device)

@@ -1,0 +1,28 @@
+"""A slice of what `make kernels` compiles: that kernels compile without a GPU, and what would be too much is seen."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import Needs, faults
+
+pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="Triton comes for Linux only")
+
+
+def test_kernels_compile_without_a_gpu(tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels", "--only", "pool", "--arch", "75", "90"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("pool OUT=64 RELU=True: ") == 2
+    assert done.stdout.endswith("1 kernels for 2 architectures, 0 wrong\n")
+
+
+def test_what_is_too_much_is_seen() -> None:
+    assert not list(faults(Needs(255, 400, 64 * 1024), 75))
+    assert list(faults(Needs(255, 0, 64 * 1024 + 1), 75)) == ["65537 bytes of shared memory, of 65536"]
+    assert not list(faults(Needs(255, 0, 64 * 1024 + 1), 90))
