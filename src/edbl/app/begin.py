@@ -10,7 +10,7 @@ import torch
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import photos
+from edbl.app import importers, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Bundle, Contents, Settings
 from edbl.app.photos import Photo
 from edbl.app.settings import Request, change, choose
@@ -76,7 +76,7 @@ def unusable(folder: Path) -> EdblError:
 
 def begin(folder: Path, request: Request, base: Contents | None, device: torch.device, say: Say) -> Begun:
     """Read all photos, and choose what to learn from and what to hold out."""
-    found, notes = photos.find([Path(name) for name in request.folders])
+    found, notes = importers.find([Path(name) for name in request.folders])
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
     drop(folder, say)  # only now, when the new one makes sense
     (folder / INCREMENT).mkdir()
