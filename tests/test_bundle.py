@@ -20,6 +20,7 @@ from PIL import Image
 
 from edbl import store as entries
 from edbl.app import bundle as store
+from edbl.app.description import EXEMPLARS, KINDS, VALIDATION
 from tests.conftest import Cli
 from tests.photos import SHORT, change, held_model, killed_command, rewrite, write_digits
 
@@ -59,11 +60,11 @@ def model(_two: Path, tmp_path: Path) -> Path:
 
 
 def referenced(model: Path) -> bool:
-    """Tell whether the image files are those that the model refers to."""
-    bundle = store.read(model)
+    """Tell whether the files of what is kept of photos are those that a version of the model refers to."""
+    every = [store.read(model), *(store.read_version(model, number) for number in store.versions(model))]
     return all(
-        {path.name for path in (model / kind).iterdir()} == set(bundle.files(kind))
-        for kind in (store.EXEMPLARS, store.VALIDATION)
+        {path.name for path in (model / kind).glob("*")} == {file for one in every for file in one.files(kind)}
+        for kind in KINDS
     )
 
 
@@ -81,8 +82,8 @@ def test_what_is_on_disk(model: Path) -> None:
     assert [len(known.validation) for known in bundle.classes] == [1, 1]
     assert [len(known.exemplars) for known in bundle.classes] == [7, 7]
     assert referenced(model)
-    contents = store.load(model, [store.EXEMPLARS])
-    assert set(contents.images) == set(bundle.files(store.EXEMPLARS))
+    contents = store.load(model, [EXEMPLARS])
+    assert set(contents.images) == set(bundle.files(EXEMPLARS))
     assert all(image.shape == (3, 8, 8) for image in contents.images.values())
 
 
@@ -282,7 +283,7 @@ def test_a_mean_of_two_channels(model: Path, photos: Path, cli: Cli, command: st
     assert "is damaged: model.json: its recipe: data.mean and data.std need 3 values" in found.err
 
 
-@pytest.mark.parametrize("kind", [store.EXEMPLARS, store.VALIDATION])
+@pytest.mark.parametrize("kind", [EXEMPLARS, VALIDATION])
 def test_a_missing_or_damaged_image_and_the_way_out(model: Path, photos: Path, cli: Cli, kind: str) -> None:
     bundle = store.read(model)
     file = model / kind / bundle.files(kind)[0]
@@ -295,6 +296,7 @@ def test_a_missing_or_damaged_image_and_the_way_out(model: Path, photos: Path, c
     assert f"`edbl forget {model} 'digit 0'`" in found.err
     assert cli("forget", model, "digit 0").code == 0
     assert store.read(model).names == ["digit 1"]
+    assert cli("prune", model).code == 0
     assert referenced(model)
     assert cli("predict", model, photos / "second").code == 0
 
@@ -305,7 +307,7 @@ def test_an_image_that_cannot_be_opened_is_not_called_damaged(
     opened = Image.open
 
     def refuse(path: Path, formats: tuple[str, ...]) -> Image.Image:
-        if path.parent.name == store.EXEMPLARS:
+        if path.parent.name == EXEMPLARS:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return opened(path, formats=formats)
 
@@ -318,7 +320,7 @@ def test_an_image_that_cannot_be_opened_is_not_called_damaged(
 
 def test_images_of_all_classes_are_lost(model: Path, photos: Path, cli: Cli) -> None:
     for known in store.read(model).classes:
-        (model / store.EXEMPLARS / known.exemplars[0]).unlink()
+        (model / EXEMPLARS / known.exemplars[0]).unlink()
     for command in (["predict", model, photos / "second"], ["forget", model, "digit 1"]):
         found = cli(*command)
         assert found.code == 2
@@ -326,8 +328,8 @@ def test_images_of_all_classes_are_lost(model: Path, photos: Path, cli: Cli) -> 
 
 
 def test_an_image_that_is_not_what_its_name_says(model: Path, photos: Path, cli: Cli) -> None:
-    first, second = store.read(model).files(store.EXEMPLARS)[:2]
-    shutil.copy(model / store.EXEMPLARS / first, model / store.EXEMPLARS / second)
+    first, second = store.read(model).files(EXEMPLARS)[:2]
+    shutil.copy(model / EXEMPLARS / first, model / EXEMPLARS / second)
     assert "is damaged" in cli("predict", model, photos / "second").err
 
 
@@ -345,7 +347,8 @@ def test_new_weights_that_were_not_put_in_place(model: Path, photos: Path, cli: 
 def test_what_a_killed_writer_left_is_removed(model: Path) -> None:
     weights = (model / store.WEIGHTS).read_bytes()
     (model / store.NEW).write_bytes(b"never committed")
-    (model / store.EXEMPLARS / f"{'0' * 32}.png").write_bytes(b"")
+    (model / store.WRITING).touch()
+    (model / EXEMPLARS / f"{'0' * 32}.png").write_bytes(b"")
     left = model / f".model.json.{'1' * 32}.tmp"
     left.write_bytes(b"")
     with store.locked(model):
@@ -357,7 +360,7 @@ def test_what_a_killed_writer_left_is_removed(model: Path) -> None:
 
 
 def test_what_a_user_put_there_stays(model: Path) -> None:
-    mine = [model / store.EXEMPLARS / "my-cat.png", model / ".draft.tmp"]
+    mine = [model / EXEMPLARS / "my-cat.png", model / ".draft.tmp"]
     for path in mine:
         path.touch()
     with store.locked(model):
@@ -432,7 +435,7 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
         assert kill(["learn", copy, *options], write, after, tmp_path / "log"), (write, after)
         committed = (write, after) == (last, True)
         assert store.read(copy).weights == (new if committed else old)
-        store.load(copy, [store.EXEMPLARS, store.VALIDATION])
+        store.load(copy, [EXEMPLARS, VALIDATION])
         assert cli("predict", copy, photos / "second").code == 0
         found = cli("learn", copy, *options)
         assert found.code == 0, found.err
@@ -445,23 +448,30 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
 
 @pytest.mark.usefixtures("_server")
 @pytest.mark.parametrize("command", ["info", "predict"])
-def test_forgotten_images_are_gone_though_it_was_killed(
+def test_what_no_version_has_is_removed_though_it_was_killed(
     model: Path, photos: Path, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     known = store.read(model).classes[0]
-    gone = [model / store.EXEMPLARS / name for name in known.exemplars]
-    gone += [model / store.VALIDATION / name for name in known.validation]
-    assert kill(["forget", model, known.name], 2, True, tmp_path / "log")  # right after the commit
+    gone = [model / EXEMPLARS / name for name in known.exemplars]
+    gone += [model / VALIDATION / name for name in known.validation]
+    made = writes(monkeypatch, lambda: cli("forget", shutil.copytree(model, tmp_path / "other"), known.name))
+    assert made == ["1.json", store.NEW, store.MODEL]
+    assert kill(["forget", model, known.name], 3, True, tmp_path / "log")  # right after the commit
     assert store.read(model).names == ["digit 1"]
-    assert all(path.exists() for path in gone)
     arguments = [command, model, *([photos / "second"] if command == "predict" else [])]
+    assert cli(*arguments).code == 0
+    assert not (model / store.WRITING).exists()
+    assert not (model / store.NEW).exists()
+    assert all(path.exists() for path in gone)  # the version before has them
+    with monkeypatch.context() as patch:  # as if killed while it removes files
+        patch.setattr(store, "_tidy", lambda folder, bundle: None)
+        assert cli("prune", model).code == 0
     with monkeypatch.context() as patch:
         patch.setattr(entries, "lock", unwritable)
         assert cli(*arguments).code == 0
     assert all(path.exists() for path in gone)
     assert cli(*arguments).code == 0
     assert not any(path.exists() for path in gone)
-    assert not (model / store.NEW).exists()
     assert referenced(model)
 
 
@@ -499,13 +509,13 @@ def test_a_first_increment_that_was_killed_before_its_commit_can_be_dropped(
     model, command = tmp_path / "model", [photos / "first", *SHORT]
     made = writes(monkeypatch, lambda: cli("learn", tmp_path / "other", *command))
     assert kill(["learn", model, *command], 1 + made.index(store.MODEL), False, tmp_path / "log")
-    assert list((model / store.EXEMPLARS).iterdir())
+    assert list((model / EXEMPLARS).iterdir())
     assert cli("learn", model, "--discard").code == 0
     assert [path.name for path in model.iterdir()] == [".lock"]
     assert cli("learn", model, *command).code == 0
 
 
-@pytest.mark.parametrize("kind", [store.EXEMPLARS, store.VALIDATION])
+@pytest.mark.parametrize("kind", [EXEMPLARS, VALIDATION])
 @pytest.mark.parametrize("command", ["info", "predict", "learn", "forget"])
 def test_a_model_with_links_out_of_it_touches_nothing_there(
     model: Path, photos: Path, cli: Cli, tmp_path: Path, kind: str, command: str
@@ -582,7 +592,8 @@ def test_the_same_command_given_again_learns_nothing_more(model: Path, photos: P
     assert found.code == 0
     assert f"that increment is complete: `edbl info {model}` shows it" in found.err
     assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == files
-    assert cli("learn", model, photos / "second", "--memory", "total=12").code == 0  # which is another request
+    found = cli("learn", model, photos / "second", "--memory", "total=12")  # which is another request
+    assert "the model knows all these images already" in found.err
 
 
 @pytest.mark.usefixtures("_server")

@@ -13,8 +13,8 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from edbl import store
-from edbl.app.bundle import Settings
-from edbl.app.inputs import inputs_of
+from edbl.app.description import Settings
+from edbl.app.inputs import trained_on
 from edbl.errors import EdblError
 from edbl.nets import pretrained
 from edbl.nets.backbones import Foreign
@@ -406,7 +406,7 @@ class StandinModule(SimpleNamespace):
 def test_weights_on_features_of_either_sign_are_not_clipped() -> None:
     one = {"schedule.epochs": 1}
     settings = Settings("wa", "timm:net.a", "all", 12, "per_class=3", seed=0, validation=0.0, copies=0, given=one)
-    inputs = inputs_of(settings)
+    inputs = trained_on(settings)
     made = inputs.model(inputs.training(40), torch.device("cpu"))
     made.learn(noise(40, 12), ["a", "b"] * 20)
     made.learn(noise(40, 12), ["c", "d"] * 20)

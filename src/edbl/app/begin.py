@@ -11,7 +11,8 @@ import torch
 from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import importers, photos
-from edbl.app.bundle import IMAGES, INCREMENT, Bundle, Contents, Settings
+from edbl.app.bundle import IMAGES, INCREMENT, Contents
+from edbl.app.description import Bundle, Known, Settings, foreign
 from edbl.app.photos import Photo
 from edbl.app.settings import Request, change, choose
 from edbl.data.folder import image_notes
@@ -32,14 +33,14 @@ class Begun:
     request: Request
     began: str
     number: int  # increments before it
-    base: str  # SHA-256 of the weights that it starts from; empty for a new model
+    base: int  # the version that it starts from; 0 for a new model
     settings: Settings
     names: list[str]
     labels: list[int]  # of each row of the images, a number into ``names``
     digests: list[str]  # of each row; empty for a file that could not be read
     train: list[int]  # rows to learn from
     held: list[int]  # rows to measure with
-    moved: list[str]  # files of images that the model keeps as another class than they are given
+    moved: list[str]  # files of images that the model has, or has learnt from, as another class than they are given
     asked: str  # digest of the request and of all images
 
     def images(self) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -62,7 +63,7 @@ def read(folder: Path) -> Begun | None:
         raise unusable(folder) from error
     rows = range(len(begun.labels))
     fits = len(begun.digests) == len(rows) and all(row in rows for row in begun.train + begun.held)
-    if disk.foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
+    if foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
         raise unusable(folder)
     return begun
 
@@ -125,13 +126,13 @@ def _read(
     if not train:
         raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
-        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or kept by the model already")
+        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or known to the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
     begun = Begun(
         request=request,
         began=now(),
         number=base.bundle.increments if base else 0,
-        base=base.bundle.weights if base else "",
+        base=base.bundle.version if base else 0,
         settings=settings,
         names=names,
         labels=labels,
@@ -157,11 +158,11 @@ def _check_twins(found: Sequence[Photo], digests: Sequence[str]) -> None:
 
 
 def _moved(folder: Path, request: Request, found: Sequence[Photo], digests: Sequence[str], bundle: Bundle) -> list[str]:
-    """Return the files of images that the model keeps as another class than they are given, which must be wanted."""
+    """Return the files of images that the model has as another class than they are given, which must be wanted."""
     owners: dict[str, list[str]] = {}
     for known in bundle.classes:
-        for file in known.exemplars + known.validation:
-            owners.setdefault(file.removesuffix(".png"), []).append(known.name)
+        for digest in had(known):
+            owners.setdefault(digest, []).append(known.name)
     moved = [
         (photo, digest, names[0])
         for photo, digest in zip(found, digests, strict=True)
@@ -169,14 +170,15 @@ def _moved(folder: Path, request: Request, found: Sequence[Photo], digests: Sequ
     ]
     if moved and not request.relabel:
         photo, _, name = moved[0]
-        named = first([f"{shown(p.path)}, given as '{p.name}', kept as '{owner}'" for p, _, owner in moved])
+        named = first([f"{shown(p.path)}, given as '{p.name}', known as '{owner}'" for p, _, owner in moved])
         renamed = f"; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         raise EdblError(
-            f"the model keeps an image as another class than it is given: {named}\nremove it; or give it its new class "
+            f"the model knows an image as another class than it is given: {named}\nremove it; or give it its new class "
             f"with relabel=true{renamed if photo.name not in bundle.names else ''}"
         )
     gone = {f"{digest}.png" for _, digest, _ in moved}
-    if bare := [known.name for known in bundle.classes if known.exemplars and gone.issuperset(known.exemplars)]:
+    kept = {known.name: known.exemplars or [f"{digest}.png" for digest in known.digests] for known in bundle.classes}
+    if bare := [name for name, files in kept.items() if files and gone.issuperset(files)]:
         raise EdblError(
             f"with relabel=true, class '{bare[0]}' would keep no image: leave it some\n"
             f"or, if it is no class of its own, {command('forget', folder, bare[0])} first"
@@ -189,13 +191,14 @@ def _split(
 ) -> tuple[list[int], list[int]]:
     """Return the rows to learn from and those to hold out.
 
-    Left out are repeated images and those that the model keeps: an image that it measures with is never learnt from,
-    and one that it may have learnt from, as whatever class, is not measured with. The choice depends on pixels and seed
-    alone, not on the names or the order of files, and is the same for the same images when they come again.
+    Left out are repeated images and those that the model has learnt from as this class, or measures with: what it
+    measures with is never learnt from, and what it may have learnt from, as whatever class, is not measured with. The
+    choice depends on pixels and seed alone, not on the names or the order of files, and is the same for the same images
+    when they come again.
     """
     known = base.bundle.classes if base else []
-    kept = {k.name: {file.removesuffix(".png") for file in k.exemplars + k.validation} for k in known}
-    learnt = {file.removesuffix(".png") for k in known for file in k.exemplars}
+    kept = {k.name: had(k) for k in known}
+    learnt = {digest for k in known for digest in k.digests}
     below = held_below(settings, base)
     train, held = [], []
     for label, name in enumerate(names):
@@ -208,6 +211,11 @@ def _split(
         held += sorted(rows[d] for d in new & chosen)
         train += sorted(rows[d] for d in new - chosen)
     return train, held
+
+
+def had(known: Known) -> set[str]:
+    """Return the digests of all images that a class has learnt from or that are held out of it."""
+    return {*known.digests, *(file.removesuffix(".png") for file in known.exemplars + known.validation)}
 
 
 def _place(settings: Settings, digest: str) -> str:

@@ -1,148 +1,49 @@
 """A model on disk: one folder that is whole at every moment.
 
-It is an entry of `edbl.store` that names the files of all images. Its replacement is the commit: images are written
-before it and removed after it, so that a crash leaves the old model or the new one, and `heal` does what was not done
-any more, whoever next opens the model.
+It is an entry of `edbl.store` that names the files of what is kept of photos. Its replacement is the commit: files are
+written before it, and the model as it was becomes a version in `versions/`, so that a crash leaves the old model or the
+new one. Files that no version names are removed by `heal`, whoever next opens the model.
 """
 
+import hashlib
 import io
-import math
+import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
+import safetensors.torch
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from edbl import store, users
+from edbl import store
+from edbl.app.description import EXEMPLARS, KINDS, VALIDATION, VECTORS, Bundle, fault
 from edbl.app.photos import digest
 from edbl.data.folder import Pixels
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError, command
-from edbl.methods import methods
-from edbl.nets.backbones import BACKBONES
-from edbl.text import class_name, count
+from edbl.text import count
 
 NAME, FORMAT = "model", 1  # of the entry
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
-EXEMPLARS, VALIDATION, INCREMENT, BEGUN = "exemplars", "validation", "increment", "begun.json"
+INCREMENT, BEGUN = "increment", "begun.json"
+VERSIONS, WRITING = "versions", ".writing"  # the model as it was; a sign that files may lie there that none names
 IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"  # of an increment
 ENTRY = r"\.(json|safetensors(\.new)?)"
 OWN = re.compile(  # what an increment consists of, by path in its folder
     rf"{re.escape(BEGUN)}|{re.escape(IMAGES)}|{VIEWS}(/(train|held)-\d+{ENTRY})?"
     rf"|{CHECKPOINTS}(/task-[\w-]+{ENTRY})?|(.+/)?{store.TEMPORARY.pattern}"
 )
-IMAGE = re.compile(r"[0-9a-f]{32}\.png")
 FEATURES = {EXEMPLARS: "memory.x", VALIDATION: "validation.x"}  # tensors of images whose backbone is frozen
+VERSION = re.compile(r"([1-9][0-9]{0,8})\.json")
 
-Readout = Literal["cnn", "nme"]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What was chosen when the model was made."""
-
-    method: str
-    backbone: str
-    tune: Literal["head", "all"]
-    image_size: int
-    memory: str
-    seed: int
-    validation: float  # share of images that are held out
-    copies: int  # changed copies of each image whose features are kept; 0 where the backbone learns
-    given: dict[str, Any]  # other values of the recipe that were chosen, by dotted key
-    backbone_weights: str = ""  # SHA-256 of those of a frozen backbone
-
-
-@dataclass
-class Known:
-    """A class of the model."""
-
-    name: str
-    learnt: str  # when
-    refreshed: str = ""  # when it last got more images, if ever
-    images: int = 0  # learnt from, ever
-    exemplars: list[str] = field(default_factory=list)  # files, best first
-    validation: list[str] = field(default_factory=list)  # files
-    held_below: str = ""  # images whose place is below it were never learnt from: they alone may be held out
-
-
-@dataclass(frozen=True)
-class Score:
-    """Right answers of both read-outs."""
-
-    images: int
-    cnn: int
-    nme: int
-
-    def share(self, readout: Readout) -> float:
-        """Return the share of right answers; NaN of no images."""
-        return (self.cnn if readout == "cnn" else self.nme) / self.images if self.images else math.nan
-
-    def __add__(self, other: "Score") -> "Score":
-        return Score(self.images + other.images, self.cnn + other.cnn, self.nme + other.nme)
-
-
-def total(scores: Iterable[Score]) -> Score:
-    """Return the sum of scores."""
-    return sum(scores, Score(0, 0, 0))
-
-
-@dataclass(frozen=True)
-class Event:
-    """One thing that happened to the model: an increment, or a class forgotten."""
-
-    kind: Literal["learn", "forget"]
-    date: str
-    classes: list[str]  # new ones, or forgotten ones
-    refreshed: list[str]
-    images: int  # learnt from
-    exemplars: int  # kept in all, after it
-    seconds: float
-    scores: dict[str, Score]  # of each class of the model after it, over its held-out images
-    before: dict[str, Score]  # of each class before it, and
-    after: dict[str, Score]  # after it, over the same images
-    asked: str = ""  # digest of what was asked for, and of all images that were given
-
-    def total(self, names: Sequence[str] | None = None) -> Score:
-        """Return the score over some classes, or all."""
-        return total(s for name, s in self.scores.items() if names is None or name in set(names))
-
-
-@dataclass
-class Bundle:
-    """What ``model.json`` says."""
-
-    settings: Settings
-    recipe: dict[str, Any]  # of the last increment
-    classes: list[Known]
-    sizes: list[int]  # classes that each increment brought and that are still there
-    increments: int
-    seen_images: int
-    history: list[Event]
-    readout: Readout  # that predictions are made by
-    weights: str = field(default="", init=False)  # SHA-256 of them on disk
-
-    @property
-    def names(self) -> list[str]:
-        """The classes in order of arrival."""
-        return [known.name for known in self.classes]
-
-    def files(self, kind: str) -> list[str]:
-        """Return the exemplars or the held-out images, class by class."""
-        return [name for known in self.classes for name in of_kind(known, kind)]
-
-
-def of_kind(known: Known, kind: str) -> list[str]:
-    """Return a class's exemplars or its held-out images."""
-    return known.exemplars if kind == EXEMPLARS else known.validation
+Pack = Mapping[str, Tensor]  # what is kept of a class's photos
 
 
 @contextmanager
@@ -176,7 +77,7 @@ def settle(folder: Path) -> Bundle:
     """
     found = read(folder)
     with suppress(EdblError, OSError):
-        if (folder / NEW).exists() or orphans(folder, found) or _abandoned(folder):
+        if (folder / NEW).exists() or (folder / WRITING).exists() or _abandoned(folder):
             with locked(folder) as healed:
                 return healed or found
     return found
@@ -190,11 +91,6 @@ def exists(folder: Path) -> bool:
 def begun(folder: Path) -> bool:
     """Tell whether an increment was begun and not finished."""
     return (folder / INCREMENT / BEGUN).is_file()
-
-
-def foreign(settings: Settings) -> bool:
-    """Tell whether a method or a net is none of this package's: a file of its own would run when it is opened."""
-    return settings.method not in methods() or "method" in settings.given or bool(users.files(settings.given))
 
 
 def _missing(folder: Path) -> EdblError:
@@ -215,49 +111,111 @@ def read(folder: Path) -> Bundle:
     if not exists(folder):
         raise _missing(folder)
     store.refuse_links(folder)
+    return _described(folder, folder, NAME)
+
+
+def read_version(folder: Path, number: int) -> Bundle:
+    """Return what a model said of itself as it was."""
+    if number not in versions(folder):
+        kept = ", ".join(map(str, versions(folder))) or "none"
+        raise EdblError(f"{folder} has no earlier version {number}; kept: {kept}")
+    return _described(folder, folder / VERSIONS, str(number))
+
+
+def _described(folder: Path, place: Path, name: str) -> Bundle:
     try:
-        entry = store.read(folder, NAME, Bundle, FORMAT)
+        entry = store.read(place, name, Bundle, FORMAT)
     except store.Damaged as error:
         raise damaged(folder, error.file, error.why) from error
     bundle = entry.value
     bundle.weights = entry.tensors
-    if fault := _fault(bundle):
-        raise damaged(folder, MODEL, fault)
+    if wrong := fault(bundle):
+        raise damaged(folder, f"{name}.json", wrong)
     return bundle
 
 
-def _fault(bundle: Bundle) -> str:
-    """Return what is wrong with values that are of the right types, if anything is."""
-    settings, names = bundle.settings, bundle.names
-    if foreign(settings) or users.files(bundle.recipe) or bundle.recipe.get("method") != settings.method:
-        return "its method or its net is none of edbl's own, or its recipe has another"
-    if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
-        return "its classes do not fit the sizes of its increments"
-    if odd := [name for name in names if class_name(name) != name]:
-        return f"{odd[0]!r} is no name of a class"
-    if bad := [file for kind in (EXEMPLARS, VALIDATION) for file in bundle.files(kind) if not IMAGE.fullmatch(file)]:
-        return f"{bad[0]!r} is no name of an image"
-    if not bundle.history or bundle.history[-1].scores.keys() != set(names):
-        return "its classes are not those that its history ends with"
-    if not 1 <= settings.image_size <= 1024 or not 0 <= settings.copies <= 1000:
-        return "its image size or number of copies is out of range"
-    if min(settings.seed, bundle.increments, bundle.seen_images) < 0:
-        return "its seed, or a number of what it has learnt, is below 0"
-    if settings.tune == "head" and settings.backbone in BACKBONES:
-        return "its backbone learns from scratch, and is said to be frozen"
-    return ""
+def versions(folder: Path) -> list[int]:
+    """Return the numbers of the versions that are kept beside the model as it is."""
+    place = folder / VERSIONS
+    found = [VERSION.fullmatch(path.name) for path in place.iterdir()] if place.is_dir() else []
+    return sorted(int(one[1]) for one in found if one)
 
 
-def write(folder: Path, bundle: Bundle, tensors: Mapping[str, Tensor], images: Mapping[str, Pixels]) -> None:
-    """Replace the model by another one; ``images`` has at least those that are new, by file name."""
+def write(
+    folder: Path,
+    bundle: Bundle,
+    tensors: Mapping[str, Tensor],
+    images: Mapping[str, Pixels],
+    packs: Mapping[str, bytes] | None = None,
+    over: int | None = None,
+) -> None:
+    """Make the next version of a model, from the one whose number it has.
+
+    ``images`` and ``packs`` have at least the files that are new, by name. The model as it is has number ``over``, if
+    not that one; 0 if there is none.
+    """
+    (folder / WRITING).touch()
     wanted: list[Path] = []
-    for kind in (EXEMPLARS, VALIDATION):
-        (folder / kind).mkdir(exist_ok=True)
-        wanted += [folder / kind / name for name in dict.fromkeys(bundle.files(kind))]
+    for kind in KINDS:
+        if names := dict.fromkeys(bundle.files(kind)):
+            (folder / kind).mkdir(exist_ok=True)
+            wanted += [folder / kind / name for name in names]
     missing = [path for path in wanted if not path.exists()]
-    in_threads(lambda path: store.write_atomic(path, _png(images[path.name])), missing, "saving images")
+    new = packs or {}
+    in_threads(
+        lambda path: store.write_atomic(path, new[path.name] if path.name in new else _png(images[path.name])),
+        missing,
+        "saving images",
+    )
+    over = bundle.version if over is None else over
+    _archive(folder, over)
+    bundle.parent, bundle.version = bundle.version, 1 + max([bundle.version, over, *versions(folder)])
     bundle.weights = store.save(folder, NAME, bundle, tensors, FORMAT)
+    (folder / WRITING).unlink()
+
+
+def restore(folder: Path, number: int, over: int) -> Bundle:
+    """Make a version the model as it is; the one that it is now, ``over``, becomes a version beside it."""
+    bundle = read_version(folder, number)
+    tensors = _tensors(folder, bundle)
+    _archive(folder, over)
+    bundle.weights = store.save(folder, NAME, bundle, tensors, FORMAT)
+    return bundle
+
+
+def _archive(folder: Path, number: int) -> None:
+    """Keep the model as it is as a version; 0 if there is none."""
+    if not number:
+        return
+    (folder / VERSIONS).mkdir(exist_ok=True)
+    copy = folder / VERSIONS / f"{number}{store.TENSORS}"
+    if copy.exists():  # of a writer that was killed
+        copy.unlink()
+    try:
+        os.link(folder / WEIGHTS, copy)
+    except OSError:  # a file system without links
+        store.write_atomic(copy, store.read_file(folder / WEIGHTS, own=True))
+    store.write_atomic(folder / VERSIONS / f"{number}.json", store.read_file(folder / MODEL, own=True))
+
+
+def prune(folder: Path, bundle: Bundle) -> int:
+    """Remove all versions but the model as it is, and what they alone keep of photos; return how many bytes."""
+    (folder / WRITING).touch()
+    place = folder / VERSIONS
+    before = size(folder)
+    if place.is_dir():
+        own = re.compile(rf"{VERSION.pattern}|[0-9]+{re.escape(store.TENSORS)}")
+        store.delete(place, [path.name for path in place.iterdir() if own.fullmatch(path.name)])
+        with suppress(OSError):
+            place.rmdir()
     _tidy(folder, bundle)
+    return before - size(folder)
+
+
+def size(folder: Path) -> int:
+    """Return the bytes of a model's files, each counted once, however many names it has."""
+    found = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
+    return sum(found.values())
 
 
 def heal(folder: Path) -> Bundle | None:
@@ -269,29 +227,34 @@ def heal(folder: Path) -> Bundle | None:
         return None
     bundle = read(folder)
     store.settle(folder, NAME, bundle.weights)
-    _tidy(folder, bundle)
+    if (folder / WRITING).exists():
+        _tidy(folder, bundle)
     return bundle
 
 
 def _tidy(folder: Path, bundle: Bundle) -> None:
-    """Remove images that the model does not refer to."""
+    """Remove files that no version refers to."""
     for path in orphans(folder, bundle):
         try:
             store.delete(path.parent, [path.name])
         except OSError as error:
             raise EdblError(
-                f"{path}, an image that the model does not keep any more, cannot be removed: {error.strerror}\n"
+                f"{path}, which the model does not keep any more, cannot be removed: {error.strerror}\n"
                 f"make {path.parent} writable; the next command removes what is left"
             ) from error
+    (folder / WRITING).unlink()
 
 
 def orphans(folder: Path, bundle: Bundle) -> list[Path]:
-    """Return image files that the model does not refer to."""
+    """Return files that no version refers to, where a writer may have left some."""
+    if not (folder / WRITING).exists():
+        return []
+    kept = [bundle, *(read_version(folder, number) for number in versions(folder))]
     found = []
-    for kind in (EXEMPLARS, VALIDATION):
-        wanted = set(bundle.files(kind))
-        own = [path for path in (folder / kind).glob("*.png") if IMAGE.fullmatch(path.name)]
-        found += [path for path in own if path.name not in wanted]
+    for kind, own in KINDS.items():
+        wanted = {name for one in kept for name in one.files(kind)}
+        there = (folder / kind).iterdir() if (folder / kind).is_dir() else ()
+        found += [path for path in there if own.fullmatch(path.name) and path.name not in wanted]
     return found
 
 
@@ -313,10 +276,10 @@ def discard(folder: Path) -> bool:
     shutil.rmtree(folder / INCREMENT, ignore_errors=True)
     if exists(folder):
         return found
-    store.delete(folder.resolve(), [NEW])
-    for place in (folder / EXEMPLARS, folder / VALIDATION):
-        if place.is_dir():
-            store.delete(place, [path.name for path in place.iterdir() if IMAGE.fullmatch(path.name)])
+    store.delete(folder.resolve(), [NEW, WRITING])
+    for kind, own in KINDS.items():
+        if (place := folder / kind).is_dir():
+            store.delete(place, [path.name for path in place.iterdir() if own.fullmatch(path.name)])
             with suppress(OSError):
                 place.rmdir()
     return found
@@ -329,6 +292,8 @@ class Contents:
     bundle: Bundle
     tensors: dict[str, Tensor]  # of ``model.safetensors``
     images: dict[str, Pixels]  # by file name, those asked for
+    packs: dict[str, Pack] = field(default_factory=dict)  # what is kept in place of pixels, by class, if asked for
+    files: dict[str, bytes] = field(default_factory=dict)  # such files that are to be written, by name
 
     def pixels(self, kind: str) -> Tensor:
         """Return the exemplars or the held-out images, class by class, ``[n, 3, size, size]``."""
@@ -356,26 +321,21 @@ def load(
 
 
 def _load(folder: Path, bundle: Bundle, kinds: Collection[str], without: Sequence[str]) -> Contents:
-    try:
-        tensors = store.tensors_of(folder, NAME, bundle.weights)
-    except store.Damaged as error:
-        raise damaged(folder, error.file, error.why) from error
+    tensors = _tensors(folder, bundle)
     wanted: dict[str, Path] = {}
     lost: dict[Path, str] = {}  # images that are not there, or damaged, and their classes
     for known in bundle.classes:
-        for kind in (EXEMPLARS, VALIDATION):
-            for name in of_kind(known, kind) if known.name not in without else []:
+        for kind in KINDS:
+            for name in known.files(kind) if known.name not in without else []:
                 path = folder / kind / name
                 if not path.is_file():
                     lost[path] = known.name
                 elif kind in kinds:
                     wanted[name] = path
     size = bundle.settings.image_size
-    pixels = in_threads(lambda path: _pixels(path, size), list(wanted.values()), "reading the model")
-    for path, found in zip(wanted.values(), pixels, strict=True):
-        if found is None:
-            owners = (known.name for known in bundle.classes if path.name in known.exemplars + known.validation)
-            lost[path] = next(owners)
+    found = in_threads(lambda path: _kept(path, size), list(wanted.values()), "reading the model")
+    owners = {file: known.name for known in bundle.classes for kind in KINDS for file in known.files(kind)}
+    lost |= {path: owners[path.name] for path, one in zip(wanted.values(), found, strict=True) if one is None}
     if lost:
         path, owner = next(iter(lost.items()))
         what = "damaged" if path.is_file() else "missing"
@@ -383,15 +343,29 @@ def _load(folder: Path, bundle: Bundle, kinds: Collection[str], without: Sequenc
         classes = list(dict.fromkeys([*without, *lost.values()]))
         some = f"{command('forget', folder, *classes)} and learn {count(classes, 'class')} again"
         raise EdblError(
-            f"{path}, an image of class '{owner}', is {what}{more}: restore what is lost from a copy of the model,\n"
+            f"{path}, {_called(path)} of class '{owner}', is {what}{more}: restore what is lost from a copy of the "
+            "model,\n"
             f"or {some if len(classes) < len(bundle.classes) else 'delete the model and learn all its classes again'}"
         )
-    return Contents(bundle, tensors, {n: p for n, p in zip(wanted, pixels, strict=True) if p is not None})
+    kept = dict(zip(wanted, found, strict=True))
+    images = {name: one for name, one in kept.items() if isinstance(one, np.ndarray)}
+    packs: dict[str, Pack] = {owners[name]: one for name, one in kept.items() if isinstance(one, dict)}
+    return Contents(bundle, tensors, images, packs)
+
+
+def _tensors(folder: Path, bundle: Bundle) -> dict[str, Tensor]:
+    """Return the tensors of a version, wherever it lies."""
+    try:
+        return store.tensors_of(folder, NAME, bundle.weights)
+    except store.Damaged as error:
+        with suppress(store.Damaged):
+            return store.tensors_of(folder / VERSIONS, str(bundle.version), bundle.weights)
+        raise damaged(folder, error.file, error.why) from error
 
 
 def memory_bytes(folder: Path, bundle: Bundle) -> int:
-    """Return the size of the exemplars on disk: images and, where the backbone is frozen, their features."""
-    paths = [folder / EXEMPLARS / name for name in set(bundle.files(EXEMPLARS))]
+    """Return the size of what is kept of photos to learn from on disk: images, and features of a frozen backbone."""
+    paths = [folder / kind / name for kind in (EXEMPLARS, VECTORS) for name in set(bundle.files(kind))]
     size = sum(path.stat().st_size for path in paths if path.is_file())
     if (folder / WEIGHTS).is_file():
         with suppress(OSError, SafetensorError), safe_open(folder / WEIGHTS, "pt") as file:
@@ -402,6 +376,35 @@ def memory_bytes(folder: Path, bundle: Bundle) -> int:
 def damaged(folder: Path, file: str, why: str) -> EdblError:
     """Return the error for a file that cannot be used."""
     return EdblError(f"the model {folder} is damaged: {file}: {why}\nrestore the folder from a copy")
+
+
+def packed(tensors: Pack) -> tuple[str, bytes]:
+    """Return the file of what is kept of a class's photos: SHA-256, by which it is named, and bytes."""
+    data = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def _kept(path: Path, size: int) -> Pixels | Pack | None:
+    """Return what a file keeps of photos, or None if it is not what its name says."""
+    try:
+        return _pixels(path, size) if path.suffix == ".png" else _unpacked(path)
+    except OSError as error:
+        what = f"cannot read {path}, {_called(path)} of the model: {error.strerror}"
+        raise EdblError(f"{what}\nmake it readable") from error
+
+
+def _called(path: Path) -> str:
+    return "an image" if path.suffix == ".png" else "the features"
+
+
+def _unpacked(path: Path) -> Pack | None:
+    data = store.read_file(path, own=True)
+    if hashlib.sha256(data).hexdigest() != path.stem:
+        return None
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, ValueError, KeyError):
+        return None
 
 
 def _png(pixels: Pixels) -> bytes:
@@ -419,6 +422,6 @@ def _pixels(path: Path, size: int) -> Pixels | None:
             pixels = np.asarray(image).transpose(2, 0, 1)
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         if isinstance(error, OSError) and error.errno:
-            raise EdblError(f"cannot read {path}, an image of the model: {error.strerror}\nmake it readable") from error
+            raise
         return None
     return pixels if digest(pixels) == path.stem else None

@@ -1,7 +1,8 @@
-"""Export: a model as one ONNX file, from pixels to both read-outs, checked before it is written."""
+"""Export: a model as one ONNX file, from pixels to probabilities, checked before it is written."""
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +13,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import edbl
-from edbl.app.bundle import EXEMPLARS
+from edbl.app.bundle import settle
+from edbl.app.description import EXEMPLARS, Bundle
+from edbl.app.exact import Answers
+from edbl.app.exact import answers as exact_answers
 from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
-from edbl.app.opening import open_model
+from edbl.app.opening import load, open_model
+from edbl.app.predict import SURE, UNKNOWN
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
@@ -27,6 +32,7 @@ from edbl.nets.backbones import ResNet
 from edbl.nets.closed import rooted
 from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
 from edbl.nets.net import Head, LinearHead, Net
+from edbl.nets.sure import threshold
 from edbl.store import write_output
 
 FORMAT = "1"  # of the metadata
@@ -84,8 +90,8 @@ class Served(nn.Module):
         self.register_buffer("offsets", (-1 - means.square().sum(1)).where(there, -torch.inf))
         self.cpu().eval().requires_grad_(False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities, and minus squared distances to class means, ``[n, classes]`` each."""
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return probabilities and minus squared distances to class means, ``[n, classes]`` each, and sureness."""
         if self.pixels:
             x = (x.permute(0, 3, 1, 2).float() - self.mean) / self.std
         if self.before is not None:
@@ -98,7 +104,39 @@ class Served(nn.Module):
         if self.rows > 1:
             similarity = logits.unflatten(1, (-1, self.rows))
             logits = (similarity.softmax(2) * similarity).sum(2)
-        return logits.softmax(1), F.linear(unit, self.means, self.offsets)
+        probabilities = logits.softmax(1)
+        return probabilities, F.linear(unit, self.means, self.offsets), probabilities.amax(1)
+
+
+class ServedExact(nn.Module):
+    """The same of a closed form on a frozen backbone."""
+
+    mean: Tensor
+    std: Tensor
+    weight: Tensor
+    bias: Tensor
+    means: Tensor
+
+    def __init__(self, answers: Answers, backbone: nn.Module, pixels: Transform) -> None:
+        super().__init__()
+        self.before = copy.deepcopy(backbone)
+        sure = answers.sure
+        for name, tensor in (("weight", answers.weight), ("bias", answers.bias), ("means", sure.means)):
+            self.register_buffer(name, tensor.float())
+        self.register_buffer("mean", pixels.mean.clone())
+        self.register_buffer("std", pixels.std.clone())
+        self.vectors, self.confidence = answers.vectors, answers.confidence
+        self.middle, self.spread = sure.middle.tolist(), sure.spread.tolist()
+        self.cpu().eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return probabilities, ``[n, classes]``, and sureness, ``[n]``."""
+        vectors = self.vectors(self.before((x.permute(0, 3, 1, 2).float() - self.mean) / self.std))
+        logits = F.linear(vectors, self.weight, self.bias)
+        cosine = F.linear(F.normalize(vectors), self.means).amax(1)
+        parts = [(self.confidence(logits) - self.middle[0]) / self.spread[0]]
+        parts.append((cosine - self.middle[1]) / self.spread[1])
+        return logits.softmax(1), parts[0] + parts[1]
 
 
 @torch.no_grad()
@@ -131,12 +169,15 @@ def export(
     images: Tensor | None = None,
     readout: str | None = None,
     settings: Mapping[str, object] | None = None,
+    least: float = -math.inf,
+    unknown: float = UNKNOWN,
 ) -> float:
     """Write a model to ``path`` as ONNX and return the most by which an output differed from the model's own.
 
     Where a frozen ``backbone`` makes the vectors that the model learns from, ``mean`` and ``std`` (0 to 1) are those of
     its input, and ``images`` (uint8, ``[n, c, h, w]``) are exemplars to check on; else the model's own serve.
-    The better ``readout``, if it is not the method's, and ``settings`` go into the file's metadata.
+    The ``readout`` that predictions are made by, if it is not the method's, and ``settings`` go into the file's
+    metadata, and so does the sureness up to which a photo counts as ``unknown``, at which rate.
     """
     path = Path(path)
     _refuse_place(path)
@@ -154,9 +195,23 @@ def export(
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         served = Served(model, backbone, pixels)
         expected = _expected(model, served.before, pixels, images)
-    metadata = _metadata(model, x, readout or model.method.readout, settings or {})
-    data = _onnx(served, x, metadata)
-    worst = _difference(data, x, expected)
+    recipe = model.learner.training
+    own = {"method": model.method.name, "backbone": recipe.net.backbone, "memory": recipe.memory, "seed": recipe.seed}
+    metadata = _metadata(model.names, x, readout or model.method.readout, own | dict(settings or {}), least, unknown)
+    return _written(path, served, x, ["cnn", "nme", "sureness"], expected, metadata)
+
+
+def _written(
+    path: Path,
+    served: nn.Module,
+    x: Tensor,
+    outputs: Sequence[str],
+    expected: Sequence[Tensor],
+    metadata: Mapping[str, str],
+) -> float:
+    """Write the file if onnxruntime makes of it what is expected, and return the most by which an output differed."""
+    data = _onnx(served, x, outputs, metadata)
+    worst = _difference(data, x, outputs, expected)
     if not worst <= TOLERANCE:
         raise EdblError(
             f"the exported net differs from the model by {worst:.2g} on its exemplars, where {TOLERANCE} is allowed; "
@@ -166,21 +221,47 @@ def export(
     return worst
 
 
-def export_folder(folder: Path | str, path: Path | str) -> tuple[Model, float]:
-    """Write the model in ``folder`` to ``path``, and return it and the most by which an output differed."""
+def export_folder(folder: Path | str, path: Path | str, unknown: float = UNKNOWN) -> tuple[list[str], float]:
+    """Write the model in ``folder`` to ``path``; return its classes and the most by which an output differed."""
     folder, path = Path(folder), Path(path)
     _refuse_place(path)
-    contents, model = open_model(folder, "cpu", pixels=True)
+    if not 0 <= unknown < 1:
+        raise EdblError(f"unknown={unknown:g} must be a share of known photos from 0 to below 1")
+    bundle = settle(folder)
+    if bundle.settings.keep:
+        return bundle.names, _export_exact(folder, bundle, path, unknown)
+    contents, model = open_model(folder, "cpu", bundle, pixels=True)
     bundle = contents.bundle
+    sure = contents.tensors.get(SURE, torch.zeros(0))
     worst = export(
         model,
         path,
         images=contents.pixels(EXEMPLARS),
         readout=bundle.readout,
         settings=asdict(bundle.settings),
+        least=threshold(sure, unknown) if bundle.readout == "cnn" else -math.inf,
+        unknown=unknown,
         **inputs_of(bundle.settings).front(),
     )
-    return model, worst
+    return bundle.names, worst
+
+
+def _export_exact(folder: Path, bundle: Bundle, path: Path, unknown: float) -> float:
+    """Export a closed form; where it keeps no photos it is checked on noise."""
+    contents = load(folder, bundle, also=[EXEMPLARS], predict=True)
+    answers, front, side = exact_answers(contents), inputs_of(bundle.settings).front(), bundle.settings.image_size
+    images = contents.pixels(EXEMPLARS)
+    if not len(images):
+        images = torch.randint(0, 256, (8, 3, side, side), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = images[torch.linspace(0, len(images) - 1, min(CHECKED, len(images))).long()]
+    pixels = Transform.of("none", 0, front["mean"], front["std"], torch.device("cpu"))
+    served = ServedExact(answers, front["backbone"], pixels)
+    with torch.no_grad():
+        expected = [one.float() for one in answers(served.before(pixels.normalise(images)))]
+    x = images.permute(0, 2, 3, 1)
+    least = threshold(answers.sure.judged, unknown)
+    metadata = _metadata(bundle.names, x, "probabilities", asdict(bundle.settings), least, unknown)
+    return _written(path, served, x, ["probabilities", "sureness"], expected, metadata)
 
 
 def _refuse_place(path: Path) -> None:
@@ -211,24 +292,26 @@ def _expected(model: Model, backbone: nn.Module | None, pixels: Transform | None
     if backbone is not None and pixels is not None:
         with torch.no_grad():
             images = backbone(pixels.normalise(images)).unsqueeze(1)
-    return list(model.readouts(images))
+    probabilities, nearness = model.readouts(images)
+    return [probabilities, nearness, probabilities.amax(1)]
 
 
-def _metadata(model: Model, x: Tensor, readout: str, settings: Mapping[str, object]) -> dict[str, str]:
+def _metadata(
+    names: Sequence[str], x: Tensor, readout: str, settings: Mapping[str, object], least: float, unknown: float
+) -> dict[str, str]:
     shape = {"height": x.shape[1], "width": x.shape[2], "resize": RESIZE} if x.ndim == 4 else {"length": x.shape[1]}
-    recipe = model.learner.training
-    own = {"method": model.method.name, "backbone": recipe.net.backbone, "memory": recipe.memory, "seed": recipe.seed}
     # JSON escapes what is not ASCII: names of folders may hold what is no valid UTF-8.
     return {
         "format": FORMAT,
-        "classes": json.dumps(model.names),
+        "classes": json.dumps(list(names)),
         "input": json.dumps(shape),
         "readout": readout,
-        "settings": json.dumps(own | dict(settings)),
+        "unknown": json.dumps({"rate": unknown, "at_most": least if math.isfinite(least) else None}),
+        "settings": json.dumps(settings),
     }
 
 
-def _onnx(served: Served, x: Tensor, metadata: Mapping[str, str]) -> bytes:
+def _onnx(served: nn.Module, x: Tensor, outputs: Sequence[str], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of the file."""
     from onnx import helper
 
@@ -239,14 +322,14 @@ def _onnx(served: Served, x: Tensor, metadata: Mapping[str, str]) -> bytes:
         raise EdblError(f"the net has {size / 1e9:.1f} GB of weights; ONNX files end at 2 GiB")
     # Two images, since PyTorch takes the number 1 to be meant.
     name = "images" if x.ndim == 4 else "vectors"
-    graph = translate(served, torch.cat([x[:1], x[:1]]), name, ["cnn", "nme"])
+    graph = translate(served, torch.cat([x[:1], x[:1]]), name, outputs)
     graph.producer_name, graph.producer_version = "edbl", edbl.__version__
     helper.set_model_props(graph, dict(metadata))
     data: bytes = graph.SerializeToString()
     return data
 
 
-def _difference(data: bytes, x: Tensor, expected: Sequence[Tensor]) -> float:
+def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequence[Tensor]) -> float:
     """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number."""
     import onnxruntime
 
@@ -257,7 +340,7 @@ def _difference(data: bytes, x: Tensor, expected: Sequence[Tensor]) -> float:
         session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
         for batch in (x, x[:1]):
-            found += [torch.from_numpy(array) for array in session.run(["cnn", "nme"], {name: batch.numpy()})]
+            found += [torch.from_numpy(array) for array in session.run(outputs, {name: batch.numpy()})]
     except Exception as error:  # of every kind, and none of them documented
         raise EdblError(f"onnxruntime cannot run the exported net: {str(error).splitlines()[0]}") from error
     pairs = zip(found, [*expected, *(whole[:1] for whole in expected)], strict=True)

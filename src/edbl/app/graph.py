@@ -271,7 +271,12 @@ def _norm(graph: Graph, call: Call) -> str:
 
 def _softmax(graph: Graph, call: Call) -> str:
     call.require(dtype=None)
-    return graph.add("Softmax", graph.value(call, call["self"]), axis=call["dim"])
+    kind = "LogSoftmax" if call.name == "log_softmax" else "Softmax"
+    return graph.add(kind, graph.value(call, call["self"]), axis=call["dim"])
+
+
+def _largest(graph: Graph, call: Call) -> str:
+    return graph.add("ReduceMax", graph.value(call, call["self"]), axes=call["dim"], keepdims=int(call["keepdim"]))
 
 
 def _clip(graph: Graph, call: Call) -> str:
@@ -300,6 +305,7 @@ def _gelu(graph: Graph, call: Call) -> str:
 
 TRANSLATIONS: Mapping[str, Translation] = {
     "abs": _node("Abs"),
+    "amax": _largest,
     "adaptive_avg_pool2d": _global_pool,
     "add": _node("Add", "self", "other", alpha=1),
     "avg_pool2d": _average_pool,
@@ -323,6 +329,7 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "layer_norm": _layer_norm,
     "linalg_vector_norm": _norm,
     "linear": _linear,
+    "log_softmax": _softmax,
     "matmul": _node("MatMul", "self", "other"),
     "max_pool2d": _max_pool,
     "mean": _mean,

@@ -1,11 +1,12 @@
 """What a model learns from: pixels, where its backbone learns too, or features, where a frozen one computes them.
 
-`inputs_of` is the one place where the two part; all else asks what it gives.
+`inputs_of` is the one place where they part; all else asks what it gives. `Inputs` is what all have, `Trained` what
+those have whose classifier is trained; a closed form (`edbl.app.exact`) needs no more of them.
 """
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from edbl import config, store
 from edbl.app import photos
-from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Settings
+from edbl.app.bundle import FEATURES, Contents
+from edbl.app.description import EXEMPLARS, VALIDATION, VECTORS, Bundle, Settings
+from edbl.app.exact import UNIT, answers
 from edbl.app.model import Model
 from edbl.app.photos import Array
 from edbl.data.augment import Views
@@ -27,9 +30,9 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods import find_method
-from edbl.methods.closed import ClosedForm
 from edbl.nets import pretrained
 from edbl.nets.backbones import Backbone, Foreign
+from edbl.nets.closed import rooted
 from edbl.nets.pretrained import SCRATCH, Pretrained
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
@@ -64,9 +67,11 @@ class Inputs(Protocol):
     """What differs between models that learn from pixels and from features. ``x`` is images as the model takes them."""
 
     backbone_note: ClassVar[str]  # what to add to the name of a backbone
-    memory_note: ClassVar[str]  # and to the size of the memory
-    read: ClassVar[Sequence[str]]  # kinds of images whose pixels are read with a model
-    idle: ClassVar[frozenset[str]]  # recipe keys that mean nothing
+    read: ClassVar[Sequence[str]]  # kinds of files that are read with a model
+
+    @property
+    def idle(self) -> Collection[str]:
+        """Recipe keys that mean nothing."""
 
     def completed(self) -> Settings:
         """Return the settings of a new model with those that hang on its inputs, if its method can learn from them."""
@@ -77,12 +82,6 @@ class Inputs(Protocol):
     def bytes_each(self) -> int:
         """Return the most that an exemplar takes on disk, uncompressed."""
 
-    def training(self, images: int, x: Tensor | None = None) -> Training:
-        """Return the recipe of an increment that learns from so many images, exemplars among them; ``x`` is the new."""
-
-    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
-        """Return a model that has learnt nothing yet."""
-
     def seen(
         self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
     ) -> Tensor:
@@ -91,11 +90,24 @@ class Inputs(Protocol):
     def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Return photos that a model is asked about."""
 
-    def none(self) -> Tensor:
-        """Return no images."""
-
     def fault(self, contents: Contents) -> str:
         """Return what is wrong with the tensors of a model, if anything is."""
+
+    def front(self) -> dict[str, Any]:
+        """Return what `edbl.app.export.export` is to put between pixels and what the model takes."""
+
+
+class Trained(Inputs, Protocol):
+    """The same of a model whose classifier is trained."""
+
+    def training(self, images: int, x: Tensor | None = None) -> Training:
+        """Return the recipe of an increment that learns from so many images, exemplars among them; ``x`` is the new."""
+
+    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
+        """Return a model that has learnt nothing yet."""
+
+    def none(self) -> Tensor:
+        """Return no images."""
 
     def kept(self, contents: Contents, kind: str) -> Tensor:
         """Return the exemplars or the held-out images of a model on disk."""
@@ -109,12 +121,14 @@ class Inputs(Protocol):
     def tensors(self, model: Model, bundle: Bundle, held: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Return tensors to write; ``held`` is classes and images that were held out, in the order of their files."""
 
-    def front(self) -> dict[str, Any]:
-        """Return what `edbl.app.export.export` is to put between pixels and what the model takes."""
-
 
 def inputs_of(settings: Settings) -> Inputs:
     """Return what a model learns from."""
+    return Closed(settings) if settings.keep else trained_on(settings)
+
+
+def trained_on(settings: Settings) -> Trained:
+    """Return what a model whose classifier is trained learns from."""
     return Features(settings) if settings.tune == "head" else Pixels(settings)
 
 
@@ -129,7 +143,6 @@ class Pixels:
 
     settings: Settings
     backbone_note: ClassVar[str] = ""
-    memory_note: ClassVar[str] = ""
     read: ClassVar[Sequence[str]] = (EXEMPLARS, VALIDATION)
     idle: ClassVar[frozenset[str]] = frozenset()
 
@@ -213,14 +226,13 @@ class Pixels:
 
 
 @dataclass(frozen=True)
-class Features:
+class Frozen:
     """Features by a frozen backbone, of each image and of changed copies of it, ``[n, 1 + copies, width]``."""
 
     settings: Settings
     backbone_note: ClassVar[str] = " (frozen)"
-    memory_note: ClassVar[str] = " with their features"
     read: ClassVar[Sequence[str]] = ()
-    idle: ClassVar[frozenset[str]] = UNFROZEN
+    copies: ClassVar[int] = 0
 
     @property
     def backbone(self) -> Pretrained:
@@ -234,8 +246,7 @@ class Features:
                 f"{self.settings.method} needs the pixels or the inner layers of its net, which a frozen backbone does "
                 "not give it\nuse tune=all, or another method"
             )
-        copies = 0 if issubclass(find_method(self.settings.method), ClosedForm) else COPIES
-        return replace(self.settings, copies=copies, backbone_weights=self.backbone.digest)
+        return replace(self.settings, copies=self.copies, backbone_weights=self.backbone.digest)
 
     def check(self) -> None:
         """Compare checksums: the backbone is not in the model."""
@@ -249,17 +260,6 @@ class Features:
     def bytes_each(self) -> int:
         """Count pixels, and features in half precision."""
         return 3 * self.settings.image_size**2 + 2 * (1 + self.settings.copies) * self.backbone.width
-
-    def training(self, images: int, x: Tensor | None = None) -> Training:
-        """Choose by the length of the features."""
-        length = 1.0 if x is None else max(float(x[:, 0].float().square().sum(1).mean()), 1e-6) ** 0.5
-        return _training(
-            self.settings, "photos-frozen", images, {"net.backbone": "given", **_expected(self.backbone)}, length
-        )
-
-    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
-        """Build a head for vectors."""
-        return Model(made, (self.backbone.width,), Views(), device, progress=progress)
 
     def seen(
         self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
@@ -282,18 +282,51 @@ class Features:
                     store.save(place, name, {}, {"views": views})
                 say(part + len(chosen))
                 parts.append(views)
-        return torch.cat(parts)
+        return self._rooted(torch.cat(parts))
 
     def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
         """Compute features of the photos as they are."""
-        return self.backbone.views(pixels, 0, Generator(), lambda done: None, device)
+        return self._rooted(self.backbone.views(pixels, 0, Generator(), lambda done: None, device))
+
+    def _rooted(self, views: Tensor) -> Tensor:
+        return rooted(views.float(), unit=False).half() if self.settings.root else views
+
+    def front(self) -> dict[str, Any]:
+        """Return the backbone."""
+        self.check()
+        backbone = self.backbone.load()
+        net = nn.Sequential(backbone, Rooted()) if self.settings.root else backbone
+        return {"backbone": net, "mean": self.backbone.mean, "std": self.backbone.std}
+
+    def _none(self, copies: int) -> Tensor:
+        return torch.empty(0, 1 + copies, self.backbone.width, dtype=torch.float16)
+
+
+@dataclass(frozen=True)
+class Features(Frozen):
+    """Features for a classifier that is trained: of each image and of changed copies of it."""
+
+    copies: ClassVar[int] = COPIES
+    idle: ClassVar[frozenset[str]] = UNFROZEN
+
+    def completed(self) -> Settings:
+        """Let a new model learn from square roots of features."""
+        return replace(super().completed(), root=True)
+
+    def training(self, images: int, x: Tensor | None = None) -> Training:
+        """Choose by the length of the features."""
+        length = 1.0 if x is None else max(float(x[:, 0].float().square().sum(1).mean()), 1e-6) ** 0.5
+        return _training(
+            self.settings, "photos-frozen", images, {"net.backbone": "given", **_expected(self.backbone)}, length
+        )
+
+    def model(self, made: Training, device: torch.device, progress: Progress | None = None) -> Model:
+        """Build a head for vectors."""
+        return Model(made, (self.backbone.width,), Views(), device, progress=progress)
 
     def none(self) -> Tensor:
         """Return none, without copies."""
         return self._none(copies=0)
-
-    def _none(self, copies: int) -> Tensor:
-        return torch.empty(0, 1 + copies, self.backbone.width, dtype=torch.float16)
 
     def fault(self, contents: Contents) -> str:
         """Compare features with the files that they are of."""
@@ -327,10 +360,42 @@ class Features:
         kept = {FEATURES[VALIDATION]: torch.stack(stay) if stay else self.none()}
         return model.learner.weights() | {FEATURES[EXEMPLARS]: model.memory.images.x} | kept
 
-    def front(self) -> dict[str, Any]:
-        """Return the backbone."""
-        self.check()
-        return {"backbone": self.backbone.load(), "mean": self.backbone.mean, "std": self.backbone.std}
+
+@dataclass(frozen=True)
+class Closed(Frozen):
+    """Features for a closed form: of each image as it is."""
+
+    read: ClassVar[Sequence[str]] = (VECTORS,)
+
+    @property
+    def idle(self) -> Collection[str]:
+        """All but the form's own option: nothing is trained."""
+        return set(Training.origins({"method": self.settings.method})) - {UNIT}
+
+    def completed(self) -> Settings:
+        """Refuse what a form cannot do."""
+        if self.settings.keep == "nothing" and self.settings.method == "ridge":
+            raise EdblError(
+                "ridge weighs photos by how many its class has in the end, so it needs what it has kept of "
+                "them; use lda, or keep=features"
+            )
+        return super().completed()
+
+    def fault(self, contents: Contents) -> str:
+        """Look for what predictions are made by."""
+        try:
+            answers(contents)
+        except (KeyError, ValueError) as error:
+            return f"what it answers by does not fit this model ({error})"
+        return ""
+
+
+class Rooted(nn.Module):
+    """Square roots, as what a backbone gives is learnt from."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return them."""
+        return rooted(x, unit=False)
 
 
 def _training(settings: Settings, preset: str, images: int, own: Mapping[str, object], length: float = 1.0) -> Training:

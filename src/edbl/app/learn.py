@@ -1,6 +1,7 @@
 """One increment: it reads photos, learns, and commits the new model; killed at any moment, it can go on."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -14,22 +15,13 @@ from torch import Tensor
 from edbl.app import begin, photos
 from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
-from edbl.app.bundle import (
-    CHECKPOINTS,
-    EXEMPLARS,
-    IMAGES,
-    INCREMENT,
-    VIEWS,
-    Bundle,
-    Contents,
-    Event,
-    Known,
-    Readout,
-    Score,
-)
-from edbl.app.inputs import inputs_of
+from edbl.app.bundle import CHECKPOINTS, IMAGES, INCREMENT, VIEWS, Contents
+from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
+from edbl.app.exact import Exact, right
+from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
+from edbl.app.predict import SURE
 from edbl.app.settings import Request
 from edbl.data.folder import Pixels
 from edbl.data.threads import in_threads
@@ -38,7 +30,7 @@ from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
 from edbl.store import LOCK, lock, refuse_links
 from edbl.text import count, shown
-from edbl.training import Training
+from edbl.training import Training as Recipe
 
 HELD_KEPT = 10  # held-out images of a class that stay with the model
 
@@ -58,7 +50,7 @@ def increment(
     with lock(folder):
         found = disk.heal(folder)
         try:
-            yield _begin(folder, request, load(folder, found) if found else None, where, discard, say)
+            yield _begin(folder, request, found, where, discard, say)
         finally:  # still locked: else what lies there might be another process's
             if made and not disk.exists(folder) and not disk.begun(folder):
                 disk.discard(folder)
@@ -105,7 +97,7 @@ def _others(folder: Path, there: bool) -> list[Path]:
 
 
 def _begin(
-    folder: Path, request: Request, base: Contents | None, device: torch.device, discard: bool, say: Say
+    folder: Path, request: Request, found: Bundle | None, device: torch.device, discard: bool, say: Say
 ) -> "Increment | None":
     if discard:
         if not request.folders and request != Request():
@@ -116,13 +108,14 @@ def _begin(
             begin.drop(folder, say)
             return None
     begun = None if discard else begin.read(folder)
-    if begun and base and begun.number < base.bundle.increments:  # killed after the commit
+    if begun and found and begun.base < found.version and begun.asked == found.history[-1].asked:  # after the commit
         disk.discard(folder)
         if _same(request, begun.request):
             say(f"that increment is complete: {command('info', folder)} shows it")
             return None
         begun = None
     fresh = begun is None
+    base = _base(folder, found, begun.request.start if begun else request.start)
     if begun is None:
         if not request.folders:
             raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
@@ -136,17 +129,27 @@ def _begin(
             f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
             f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
         )
-    elif begun.base != (base.bundle.weights if base else ""):
+    elif begun.base != (base.bundle.version if base else 0):
         raise EdblError(
             f"the increment begun in {folder} belongs to another state of the model\n"
             f"{command('learn', folder, '--discard')} drops it"
         )
     else:
         say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
-    made = Increment(folder, begun, base, device)
+    kind = Solving if begun.settings.keep else Training
+    made = kind(folder, begun, base, device, found.version if found else 0)
     if not fresh:
         made.check()
     return made
+
+
+def _base(folder: Path, found: Bundle | None, start: int | None) -> Contents | None:
+    """Return the version that an increment starts from."""
+    if found is None:
+        if start is not None:
+            raise EdblError(f"there is no model {folder} yet, and so no version {start} of it")
+        return None
+    return load(folder, found if start in (None, found.version) else disk.read_version(folder, start))
 
 
 def _same(request: Request, begun: Request) -> bool:
@@ -159,14 +162,15 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-class Increment:
+class Increment(ABC):
     """An increment whose photos are read."""
 
     train: Tensor  # images to learn from and
     held: Tensor  # to measure with, as the model takes them
 
-    def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device) -> None:
+    def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device, over: int) -> None:
         self.folder = folder
+        self.over = over  # the version that the model is at
         self.place = folder / INCREMENT
         self.begun = begun
         self.learnt, self.measured = begun.images()
@@ -200,44 +204,120 @@ class Increment:
             for kind, rows in (("train", self.begun.train), ("held", self.begun.held))
         )
 
+    @abstractmethod
     def learn(self, progress: Progress) -> Contents:
         """Learn and measure, and return the new model, which is not on disk yet."""
+
+    def commit(self, learnt: Contents) -> Bundle:
+        """Make it the next version."""
+        disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
+        disk.discard(self.folder)
+        return learnt.bundle
+
+    def _event(self, old: Sequence[str], exemplars: int, scores: dict[str, Score]) -> Event:
+        names = {name for name, _ in self.learnt}
+        return Event(
+            kind="learn",
+            date=now(),
+            classes=[name for name in self.begun.names if name not in old],
+            refreshed=[name for name in self.begun.names if name in old and name in names],
+            images=len(self.begun.train),
+            exemplars=exemplars,
+            seconds=round(time.monotonic() - self.started, 2),
+            scores=scores,
+            before={},
+            after={},
+            asked=self.begun.asked,
+        )
+
+    def _classes(self, names: Sequence[str], event: Event) -> list[Known]:
+        """Return the classes with what they have learnt."""
+        known = {k.name: replace(k) for k in self.base.bundle.classes} if self.base else {}
+        learnt, moved = _by_class(self.learnt), [file.removesuffix(".png") for file in self.begun.moved]
+        for name in names:
+            entry = known.setdefault(name, Known(name, learnt=event.date))
+            entry.add([file.removesuffix(".png") for file in learnt.get(name, [])], moved)
+            entry.refreshed = event.date if name in event.refreshed else entry.refreshed
+        return [known[name] for name in names]
+
+
+class Solving(Increment):
+    """An increment whose classifier has a closed form."""
+
+    def learn(self, progress: Progress) -> Contents:
+        """Solve for the classifier with all photos that are kept, and measure by leaving them out one by one."""
         begun, base = self.begun, self.base
+        keep = begun.settings.keep
+        features = self.train[:, 0]
+        exact = Exact.of(self.folder, base) if base else Exact.new(begun.settings, features.shape[1])
+        names, digests = ([one for one, _ in self.learnt], [file.removesuffix(".png") for _, file in self.learnt])
+        old = list(exact.names)
+        self._drop(exact, dict(zip(digests, features, strict=True)))
+        exact.learn(features, digests, names)
+        answers, left_out = exact.solve((features, names))
+        event = self._event(old, 0, right(exact.names, left_out))
+        classes = self._classes(exact.names, event)
+        for known in classes:
+            known.exemplars = [f"{digest}.png" for digest in known.digests] if keep == "photos" else []
+        made = Bundle(
+            settings=begun.settings,
+            recipe={"method": begun.settings.method, **begun.settings.given},
+            classes=classes,
+            sizes=[len(classes)],
+            increments=begun.number + 1,
+            seen_images=sum(known.images for known in classes),
+            history=[*(base.bundle.history if base else []), event],
+            readout="cnn",
+            version=begun.base,
+        )
+        self.exact = exact
+        rows = zip(begun.train, self.learnt, strict=True)
+        images = {file: self.pixels[row] for row, (_, file) in rows} if keep == "photos" else {}
+        return Contents(made, exact.tensors(answers), images, files=exact.files(made))
+
+    def commit(self, learnt: Contents) -> Bundle:
+        """Make it the next version, and keep what saves work the next time."""
+        bundle = super().commit(learnt)
+        self.exact.save_sums(self.folder, bundle)
+        return bundle
+
+    def _drop(self, exact: Exact, features: Mapping[str, Tensor]) -> None:
+        """Take out photos that are another class now."""
+        moved = {file.removesuffix(".png") for file in self.begun.moved}
+        for known in self.base.bundle.classes if self.base else []:
+            if gone := sorted(moved & set(known.digests)):
+                exact.drop(known.name, gone, torch.stack([features[digest] for digest in gone]))
+
+
+class Training(Increment):
+    """An increment whose classifier is trained."""
+
+    def learn(self, progress: Progress) -> Contents:
+        """Learn from photos and exemplars, and measure on photos that were held out."""
+        begun, base = self.begun, self.base
+        self.trained_on = trained_on(begun.settings)
         exemplars = sum(len(known.exemplars) for known in base.bundle.classes) if base else 0
-        made_by = self.inputs.training(len(self.train) + exemplars, self.train)
-        model = self.inputs.model(made_by, self.device, progress)
-        kept, kept_labels = held_out(self.inputs, base) if base else (self.inputs.none(), list[str]())
+        made_by = self.trained_on.training(len(self.train) + exemplars, self.train)
+        model = self.trained_on.model(made_by, self.device, progress)
+        kept, kept_labels = held_out(self.trained_on, base) if base else (self.trained_on.none(), list[str]())
         if base:
-            restore(self.folder, self.inputs, model, base)
+            restore(self.folder, self.trained_on, model, base)
         old = list(model.names)
         before = measure(model, kept, kept_labels)
         names, held_labels = ([name for name, _ in pairs] for pairs in (self.learnt, self.measured))
-        new = [name for name in begun.names if name not in old]
-        self._train(model, names, progress, new=bool(new), first=not old)
+        self._train(model, names, progress, new=not set(begun.names) <= set(old), first=not old)
         progress.busy("measuring")
-        after = measure(model, kept, kept_labels)
-        event = Event(
-            kind="learn",
-            date=now(),
-            classes=new,
-            refreshed=[name for name in begun.names if name in old and name in names],
-            images=len(begun.train),
-            exemplars=len(model.memory),
-            seconds=round(time.monotonic() - self.started, 2),
-            scores=measure(model, self.held, held_labels, after),
+        sure: list[float] = []
+        after = measure(model, kept, kept_labels, sure=sure)
+        event = replace(
+            self._event(old, len(model.memory), measure(model, self.held, held_labels, after, sure)),
             before={name: before[name] for name in old},
             after={name: after[name] for name in old},
-            asked=begun.asked,
         )
-        made = self._bundle(model, made_by, new, event)
+        made = self._bundle(model, made_by, event)
         held = chain(zip(kept_labels, kept, strict=True), zip(held_labels, self.held, strict=True))
-        return Contents(made, self.inputs.tensors(model, made, held), self._images(model, made))
-
-    def commit(self, learnt: Contents) -> Bundle:
-        """Replace the model by the new one."""
-        disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images)
-        disk.discard(self.folder)
-        return learnt.bundle
+        tensors = self.trained_on.tensors(model, made, held) | judged(sure)
+        return Contents(made, tensors, self._images(model, made))
 
     def _train(self, model: Model, names: Sequence[str], progress: Progress, *, new: bool, first: bool) -> None:
         epochs = model.learner.epochs(new=new, first=first)
@@ -251,42 +331,39 @@ class Increment:
             again = "learn from the same folders with other values, such as a smaller schedule.lr"
             raise EdblError(f"{error}\nwhat was begun is dropped, and the model is as it was: {again}") from error
 
-    def _bundle(self, model: Model, made_by: Training, new: Sequence[str], event: Event) -> Bundle:
+    def _bundle(self, model: Model, made_by: Recipe, event: Event) -> Bundle:
         """Return what is to be said of the new model."""
         begun, base = self.begun, self.base
-        known = {k.name: replace(k) for k in base.bundle.classes} if base else {}
-        learnt, held = _by_class(self.learnt), _by_class(self.measured)
-        below = begin.held_below(begun.settings, base, learnt)
-        for name, exemplars in zip(model.names, self.inputs.files(model.memory, self._named()), strict=True):
-            entry = known.setdefault(name, Known(name, learnt=event.date))
-            entry.images += len(learnt.get(name, []))
-            entry.refreshed = event.date if name in learnt and name not in new else entry.refreshed
-            entry.held_below = below[name]
+        held, classes = _by_class(self.measured), self._classes(model.names, event)
+        below = begin.held_below(begun.settings, base, _by_class(self.learnt))
+        for entry, exemplars in zip(classes, self.trained_on.files(model.memory, self._named()), strict=True):
+            entry.held_below = below[entry.name]
             entry.exemplars = exemplars
-            entry.validation = (entry.validation + held.get(name, []))[:HELD_KEPT]
+            entry.validation = (entry.validation + held.get(entry.name, []))[:HELD_KEPT]
         return Bundle(
             settings=begun.settings,
             recipe=made_by.values(),
-            classes=[known[name] for name in model.names],
+            classes=classes,
             sizes=list(model.sizes),
             increments=model.increments,
             seen_images=model.seen_images,
             history=[*(base.bundle.history if base else []), event],
-            readout=better(event.total(), model.method.readout),
+            readout=readout_of(model.method.readout),
+            version=begun.base,
         )
 
     def _named(self) -> Iterator[tuple[Tensor, list[str]]]:
         """Yield the images that may be exemplars now, with their files."""
         yield self.train, [file for _, file in self.learnt]
         if self.base:
-            yield self.inputs.kept(self.base, EXEMPLARS), self.base.bundle.files(EXEMPLARS)
+            yield self.trained_on.kept(self.base, EXEMPLARS), self.base.bundle.files(EXEMPLARS)
 
     def _images(self, model: Model, made: Bundle) -> dict[str, Pixels]:
         """Return the images that the new model keeps, by file name."""
         kept = {file for known in made.classes for file in known.exemplars + known.validation}
         rows = zip(self.begun.train + self.begun.held, self.learnt + self.measured, strict=True)
         images = {file: self.pixels[row] for row, (_, file) in rows if file in kept}
-        return images | self.inputs.images([known.exemplars for known in made.classes], model.memory)
+        return images | self.trained_on.images([known.exemplars for known in made.classes], model.memory)
 
 
 def _by_class(images: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -298,18 +375,33 @@ def _by_class(images: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def measure(
-    model: Model, x: Tensor, labels: Sequence[str], before: Mapping[str, Score] | None = None
+    model: Model,
+    x: Tensor,
+    labels: Sequence[str],
+    before: Mapping[str, Score] | None = None,
+    sure: list[float] | None = None,
 ) -> dict[str, Score]:
-    """Return how often both read-outs are right on images of each class, and on others ``before`` them."""
+    """Return how often both read-outs are right on images of each class, and on others ``before`` them.
+
+    The largest probability of each image is added to ``sure``.
+    """
     scores = dict(before or dict.fromkeys(model.names, Score(0, 0, 0)))
     if not len(x):
         return scores
-    cnn, nme = (answers.argmax(1).tolist() for answers in model.readouts(x))
+    probabilities, nearness = model.readouts(x)
+    if sure is not None:
+        sure += probabilities.amax(1).tolist()
+    cnn, nme = (found.argmax(1).tolist() for found in (probabilities, nearness))
     for name, one, other in zip(labels, cnn, nme, strict=True):
         scores[name] += Score(1, int(model.names[one] == name), int(model.names[other] == name))
     return scores
 
 
-def better(score: Score, own: str) -> Readout:
-    """Return the read-out with more right answers; the method's own where they are equal."""
-    return "nme" if score.nme > score.cnn or (score.nme == score.cnn and own == "nme") else "cnn"
+def judged(sure: Sequence[float]) -> dict[str, Tensor]:
+    """Return what is saved to tell unknown images by: how sure a model is of images that were held out."""
+    return {SURE: torch.tensor(sorted(sure), dtype=torch.float32)}
+
+
+def readout_of(own: str) -> Readout:
+    """Return the read-out that predictions are made by: always the method's own."""
+    return "nme" if own == "nme" else "cnn"

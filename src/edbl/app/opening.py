@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from edbl.app import bundle as disk
-from edbl.app.bundle import EXEMPLARS, FEATURES, VALIDATION, Bundle, Contents, Known
-from edbl.app.inputs import Inputs, inputs_of
+from edbl.app.bundle import FEATURES, Contents
+from edbl.app.description import EXEMPLARS, VALIDATION, Bundle, Known
+from edbl.app.inputs import Trained, inputs_of, trained_on
 from edbl.app.model import Model
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError
@@ -20,7 +21,7 @@ from edbl.training import Training
 def open_model(
     folder: Path, device: str = "auto", bundle: Bundle | None = None, without: Sequence[str] = (), pixels: bool = False
 ) -> tuple[Contents, Model]:
-    """Return a model and what is on disk of it.
+    """Return a model whose classifier is trained, and what is on disk of it.
 
     A ``bundle`` is what was read of it before. Images of classes ``without`` may be missing. With ``pixels``, those of
     exemplars are read also where the model has no use for them.
@@ -32,22 +33,32 @@ def open_model(
         made.data.check(channels=3)
     except EdblError as error:
         raise disk.damaged(folder, disk.MODEL, f"its recipe: {error}") from error
-    inputs = inputs_of(contents.bundle.settings)
+    inputs = trained_on(contents.bundle.settings)
     model = inputs.model(made, pick_device(device))
     restore(folder, inputs, model, contents)
     return contents, model
 
 
-def load(folder: Path, bundle: Bundle, without: Sequence[str] = (), also: Sequence[str] = ()) -> Contents:
-    """Return what is on disk of a model; of kinds of images, those that it learns from and those named ``also``."""
+def load(
+    folder: Path,
+    bundle: Bundle,
+    without: Sequence[str] = (),
+    also: Sequence[str] = (),
+    predict: bool = False,
+) -> Contents:
+    """Return what is on disk of a model; of kinds of files, those that it learns from and those named ``also``.
+
+    To ``predict``, a closed form wants none.
+    """
     inputs = inputs_of(bundle.settings)
-    contents = disk.load(folder, {*inputs.read, *also}, without, bundle)
+    read = () if predict and bundle.settings.keep else inputs.read
+    contents = disk.load(folder, {*read, *also}, without, bundle)
     if fault := inputs.fault(contents):
         raise disk.damaged(folder, disk.WEIGHTS, fault)
     return contents
 
 
-def restore(folder: Path, inputs: Inputs, model: Model, contents: Contents) -> None:
+def restore(folder: Path, inputs: Trained, model: Model, contents: Contents) -> None:
     """Bring a model back as it was."""
     bundle = contents.bundle
     labels = [k for k, known in enumerate(bundle.classes) for _ in known.exemplars]
@@ -61,7 +72,7 @@ def restore(folder: Path, inputs: Inputs, model: Model, contents: Contents) -> N
     model.increments, model.seen_images = bundle.increments, bundle.seen_images
 
 
-def held_out(inputs: Inputs, contents: Contents) -> tuple[Tensor, list[str]]:
+def held_out(inputs: Trained, contents: Contents) -> tuple[Tensor, list[str]]:
     """Return the held-out images that stay with a model, as it takes them, and their classes."""
     labels = [known.name for known in contents.bundle.classes for _ in known.validation]
     return inputs.kept(contents, VALIDATION), labels
@@ -73,7 +84,7 @@ def leave_out(contents: Contents, names: Collection[str] = (), images: Collectio
         return contents
 
     def left(known: Known, kind: str) -> list[bool]:
-        return [known.name not in names and file not in images for file in disk.of_kind(known, kind)]
+        return [known.name not in names and file not in images for file in known.files(kind)]
 
     tensors, classes = dict(contents.tensors), contents.bundle.classes
     for kind, key in FEATURES.items():
@@ -90,4 +101,4 @@ def leave_out(contents: Contents, names: Collection[str] = (), images: Collectio
     ]
     bundle = replace(contents.bundle, classes=thinned)
     bundle.weights = contents.bundle.weights
-    return Contents(bundle, tensors, contents.images)
+    return replace(contents, bundle=bundle, tensors=tensors)

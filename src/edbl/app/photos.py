@@ -1,5 +1,6 @@
 """Photos: folders and files of images, as bytes of one size."""
 
+import glob
 import hashlib
 import os
 import statistics
@@ -79,7 +80,7 @@ def alike(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-    """Return files as they are and the images in folders and below them, and notes on what was left aside."""
+    """Return files as they are, the images in folders and below them and those that patterns mean, and notes."""
     found: list[Path] = []
     notes: list[str] = []
     for path in paths:
@@ -92,6 +93,11 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
                 )
             found += inside
             notes += [f"in {shown(path)}: {note}" for note in walk.notes()]
+        elif glob.has_magic(str(path)) and not path.exists():
+            some = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+            if not some:
+                raise EdblError(f"no file is named as {shown(path)} says")
+            found += [one for one in some if not one.is_dir()]
         else:
             found.append(path)
     return found, notes

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 
 from edbl import users
-from edbl.app.bundle import Settings
+from edbl.app.description import Keep, Settings, closed
 from edbl.app.inputs import Inputs, inputs_of, network
 from edbl.app.photos import Photo, usual_size
 from edbl.config import UnknownKey, ends
@@ -19,6 +19,7 @@ from edbl.nets import pretrained
 from edbl.recipe import OF_RUNS
 from edbl.training import Training
 
+EXACT, TRAINED = "lda", "edbl"  # the methods where the backbone is frozen, and where it learns
 MEMORY = "per_class=20"
 VALIDATION = 0.1
 SIDES = 8, 1024  # least and most image size
@@ -50,6 +51,8 @@ class Request:
     given: dict[str, Any] = field(default_factory=dict)
     skip_bad: bool = False
     relabel: bool = False
+    keep: str | None = None
+    start: int | None = None  # the version to learn from, where it is not the newest
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
@@ -67,13 +70,13 @@ class Request:
             raise EdblError(f"validation={self.validation:g} must be a share of 0 to 0.5")
         if self.seed is not None and self.seed < 0:
             raise EdblError(f"seed={self.seed} must be 0 or more")
+        if self.keep not in (None, *get_args(Keep)):
+            raise unknown("value of keep", str(self.keep), get_args(Keep))
 
 
 def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> Settings:
     """Return the settings of a new model."""
     gpu = device.type == "cuda"
-    method = request.method or "edbl"
-    _check_method(method)
     backbone = request.backbone or pretrained.default() or ("resnet32" if gpu else "small")
     found = network(backbone)
     tune: Literal["head", "all"] = "all"
@@ -81,17 +84,22 @@ def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> S
         raise EdblError(f"{backbone} learns from scratch, so there is nothing to freeze; leave out tune=head")
     if found is not None:
         tune = cast(Literal["head", "all"], request.tune or ("all" if gpu else "head"))
+    method = request.method or (EXACT if tune == "head" else TRAINED)
+    _check_method(method)
+    exact = tune == "head" and closed(method)
+    _check_kept(request, exact, method)
     size = request.image_size or (found.image_size if found else usual_size(photos))
     settings = Settings(
         method=method,
         backbone=backbone,
         tune=tune,
         image_size=size,
-        memory=request.memory or MEMORY,
+        memory="none" if exact else request.memory or MEMORY,
         seed=request.seed or 0,
-        validation=VALIDATION if request.validation is None else request.validation,
+        validation=0 if exact else VALIDATION if request.validation is None else request.validation,
         copies=0,
         given={},
+        keep=cast(Keep, request.keep or "features") if exact else None,
     )
     settings = inputs_of(settings).completed()
     if found is not None:
@@ -99,12 +107,25 @@ def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> S
     return _asked(settings, request, inputs_of(settings))
 
 
+def _check_kept(request: Request, exact: bool, method: str) -> None:
+    """Refuse what means nothing to how a model learns."""
+    if not exact and request.keep is not None:
+        raise EdblError(f"keep={request.keep} is for lda and ridge on a frozen backbone; {method} has memory instead")
+    for name in ("memory", "memory_mb", "validation") if exact else ():
+        if (value := getattr(request, name)) is not None:
+            raise EdblError(
+                f"{name}={value}: {method} is solved, not trained: it needs no exemplars and holds nothing out; keep "
+                "says what is kept, and method=edbl is trained"
+            )
+
+
 def change(settings: Settings, request: Request) -> Settings:
     """Return the settings of a model with what a later command asks for; some are for good."""
-    for key in ("method", "backbone", "tune", "image_size"):
+    for key in ("method", "backbone", "tune", "image_size", "keep"):
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
             raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")
+    _check_kept(request, settings.keep is not None, settings.method)
     inputs = inputs_of(settings)
     inputs.check()
     changed = replace(
@@ -155,7 +176,8 @@ def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> di
         if key in OWN or key == "preset":
             raise _foreign(key)
         if key in idle:
-            raise EdblError(f"{key} means nothing to a frozen backbone; leave it out, or use tune=all")
+            what = "a closed form, which is not trained" if closed(method) else "a frozen backbone"
+            raise EdblError(f"{key} means nothing to {what}; leave it out, or use tune=all")
     return {key: _plain(value) for key, value in checked.items()}
 
 

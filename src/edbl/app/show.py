@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,21 @@ from rich.markup import escape
 from rich.table import Table
 
 from edbl.app import bundle as disk
-from edbl.app.bundle import Bundle, Event, Known, Readout, Score, total
+from edbl.app.description import EXEMPLARS, VALIDATION, Bundle, Event, Known, Readout, Score, total
 from edbl.app.inputs import inputs_of
 from edbl.app.predict import Prediction
 from edbl.errors import command
 from edbl.text import as_text, count, shown
 
 ROWS = 40  # classes in a table before only the worst are shown
-READOUTS: tuple[Readout, ...] = ("cnn", "nme")
+FEW = 3  # names of classes in a line of the history before the rest is only counted
+TITLES: dict[Readout, str] = {"cnn": "CNN", "nme": "NME"}  # of the read-outs of a trained model
+KEPT = {
+    "features": "the features of each photo are kept, not the photos",
+    "photos": "each photo is kept, scaled to the model's image size, and its features",
+    "nothing": "nothing is kept of single photos but a digest to know each by: sums alone, so the covariance is not "
+    "rid of a class that is forgotten, shrinkage is fixed, and probabilities are calibrated by the photos learnt last",
+}
 
 
 def report(folder: Path, bundle: Bundle) -> RenderableType:
@@ -30,33 +38,49 @@ def report(folder: Path, bundle: Bundle) -> RenderableType:
     lines = [f"{f'made the model {folder}: ' if len(bundle.history) == 1 else ''}{learnt}{'s' * (event.images != 1)}"]
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
-    lines += _accuracy(event, score) if score.images else ["no image was held out"]
+    if bundle.settings.keep and len(bundle.history) == 1:
+        lines.append(KEPT[bundle.settings.keep])
+    lines += _accuracy(bundle, event, score)
     if (before := total(event.before.values())).images:
         after = total(event.after.values())
-        lost = ", ".join(f"{r.upper()} {_percent(before, r)} before and {_percent(after, r)} now" for r in READOUTS)
+        lost = ", ".join(f"{t} {_percent(before, r)} before and {_percent(after, r)} now" for r, t in TITLES.items())
         lines.append(f"known classes on the same {before.images:,} images: {lost}")
     if len(bundle.classes) == 1:
         lines.append("a model of one class always answers with it; add more classes")
-    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s; predictions by {_readout(bundle, score)}")
+    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s{_readout(bundle)}")
     return Group(*(escape(line) for line in lines), *by_class(bundle, event))
 
 
-def _accuracy(event: Event, score: Score) -> list[str]:
+def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
+    if not score.images:
+        return ["no image could be left out to measure with" if bundle.settings.keep else "no image was held out"]
     old = [name for name in event.scores if name not in event.classes]
     parts = {"all": score, "old": event.total(old), "new": event.total(event.classes)}
+    how = "with each photo left out in turn" if bundle.settings.keep else "on held-out images"
     return [
-        f"accuracy on held-out images, {readout.upper()}: "
-        + ", ".join(f"{name} classes {_percent(s, readout)}" for name, s in parts.items() if s.images)
-        for readout in READOUTS
+        f"accuracy {how}{f', {title}' if title != 'right' else ''}: "
+        + ", ".join(f"{name} classes {_told(s, readout)}" for name, s in parts.items() if s.images)
+        for readout, title in readouts(bundle).items()
     ]
+
+
+def readouts(bundle: Bundle) -> dict[Readout, str]:
+    """Return the read-outs of a model, and what columns with their accuracy are called."""
+    return {"cnn": "right"} if bundle.settings.keep else TITLES
+
+
+def _measured(bundle: Bundle) -> str:
+    return "left out" if bundle.settings.keep else "held out"
 
 
 def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
     """Return a table of the classes with their accuracy; of many, the worst alone."""
     table = Table(box=None, pad_edge=False)
-    headings = ["class", "images", "exemplars", "held out", "CNN", "NME"]
+    titles = readouts(bundle)
+    kept = [] if bundle.settings.keep else ["exemplars"]
+    headings = ["class", "images", *kept, _measured(bundle), *titles.values()]
     if event.before:
-        headings.append(f"{bundle.readout.upper()} before")
+        headings.append(f"{titles[bundle.readout]} before")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "class" else "right", overflow="fold")
     known, rest = bundle.classes, list[Known]()
@@ -65,8 +89,8 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
         known, rest = known[:ROWS], known[ROWS:]
     for k in known:
         score = event.scores[k.name]
-        row = [escape(k.name), f"{k.images:,}", str(len(k.exemplars)), str(score.images)]
-        row += [_percent(score, readout) for readout in READOUTS]
+        row = [escape(k.name), f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), str(score.images)]
+        row += [_percent(score, readout) for readout in titles]
         if event.before:
             row.append(_percent(event.before.get(k.name, Score(0, 0, 0)), bundle.readout))
         table.add_row(*row)
@@ -83,99 +107,176 @@ def _order(score: Score, readout: Readout) -> float:
 
 def info(folder: Path, bundle: Bundle) -> RenderableType:
     """Return what a model is and has been through."""
-    s = bundle.settings
+    others = [number for number in disk.versions(folder) if number != bundle.version]
+    s, score = bundle.settings, bundle.history[-1].total()
     lines = [
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
         + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}",
         memory(folder, bundle),
-        f"predictions by {_readout(bundle, bundle.history[-1].total())}",
-        f"seed {s.seed}, {s.validation:.0%} of images held out"
-        + "".join(f", {key}={value}" for key, value in s.given.items()),
+        *([KEPT[s.keep]] if s.keep else []),
+        *(_accuracy(bundle, replace(bundle.history[-1], classes=[]), score)[:1] if s.keep else [_readout(bundle)[2:]]),
+        ", ".join(
+            [
+                f"seed {s.seed}, {s.validation:.0%} of images held out" if not s.keep else f"seed {s.seed}",
+                *(f"{key}={value}" for key, value in s.given.items()),
+            ]
+        ),
+        f"version {bundle.version}"
+        + (f"; {count(others, 'other version')}: {command('history', folder)} lists them" if others else ""),
     ]
     if left := disk.orphans(folder, bundle):
-        lines.append(f"{count(left, 'image')} that the model does not keep any more could not be removed")
+        lines.append(f"{count(left, 'file')} that the model does not keep any more could not be removed")
     if disk.begun(folder):
         lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
-    past = Table(box=None, pad_edge=False)
-    for heading in ("date", "what", "images", "exemplars", "CNN", "NME", "seconds"):
+    return Group(*(escape(line) for line in lines), "", _past(bundle), "", _classes(bundle))
+
+
+def happened(event: Event) -> str:
+    """Return what made a version, in words."""
+    if event.kind in ("rename", "merge"):
+        *names, new = event.classes
+        return f"{event.kind}d {', '.join(names)} to {new}"
+    if event.kind == "forget":
+        return f"forgot{_named(event.classes, FEW)}" if event.classes else f"forgot {count(event.images, 'photo')}"
+    done = "joined" if event.kind == "join" else "learnt"
+    what = f"{done}{_named(event.classes, FEW)}"
+    if event.refreshed:
+        what = f"refreshed{_named(event.refreshed, FEW)}" + (f", {what}" if event.classes else "")
+    return what
+
+
+def _past(bundle: Bundle) -> Table:
+    past, titles = Table(box=None, pad_edge=False), readouts(bundle)
+    kept = [] if bundle.settings.keep else ["exemplars"]
+    for heading in ("date", "what", "images", *kept, *titles.values(), "seconds"):
         text = heading in ("date", "what")
         past.add_column(heading, justify="left" if text else "right", no_wrap=heading != "what", overflow="fold")
     for event in bundle.history:
-        what = f"forgot{_named(event.classes)}" if event.kind == "forget" else f"learnt{_named(event.classes)}"
-        if event.refreshed:
-            what = f"refreshed{_named(event.refreshed)}" + (f", {what}" if event.classes else "")
-        numbers = [f"{event.images:,}", f"{event.exemplars:,}", *(_percent(event.total(), r) for r in READOUTS)]
-        past.add_row(_when(event.date), escape(what), *numbers, f"{event.seconds:,.1f}")
+        numbers = [f"{event.images:,}", *([f"{event.exemplars:,}"] if kept else [])]
+        numbers += [_percent(event.total(), r) for r in titles]
+        past.add_row(_when(event.date), escape(happened(event)), *numbers, f"{event.seconds:,.1f}")
+    return past
+
+
+def versions(now: Bundle, every: Sequence[Bundle]) -> Table:
+    """Return the versions of a model as a table."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("class", "learnt", "refreshed", "images", "exemplars", "held out", "CNN", "NME"):
+    for heading in ("version", "from", "date", "what", "classes", "images", ""):
+        right_side = heading in ("version", "from", "classes", "images")
+        table.add_column(heading, justify="right" if right_side else "left", no_wrap=heading != "what", overflow="fold")
+    for one in every:
+        event = one.history[-1]
+        images = sum(known.images for known in one.classes)
+        mark = "the model as it is" if one.version == now.version else ""
+        row = [str(one.version), str(one.parent or ""), _when(event.date), escape(happened(event))]
+        table.add_row(*row, f"{len(one.classes):,}", f"{images:,}", mark)
+    return table
+
+
+def version_values(now: Bundle, one: Bundle) -> dict[str, Any]:
+    """Return a version for programs."""
+    event = one.history[-1]
+    return {
+        "version": one.version,
+        "from": one.parent or None,
+        "date": event.date,
+        "kind": event.kind,
+        "classes": event.classes,
+        "refreshed": event.refreshed,
+        "current": one.version == now.version,
+    }
+
+
+def _classes(bundle: Bundle) -> Table:
+    table, titles = Table(box=None, pad_edge=False), readouts(bundle)
+    kept = [] if bundle.settings.keep else ["exemplars"]
+    for heading in ("class", "learnt", "refreshed", "images", *kept, _measured(bundle), *titles.values()):
         text = heading in ("class", "learnt", "refreshed")
         table.add_column(heading, justify="left" if text else "right", no_wrap=heading != "class", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
-        counts = f"{k.images:,}", str(len(k.exemplars)), str(score.images)
+        counts = f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), str(score.images)
         days = [_when(date)[:10] if date else "" for date in (k.learnt, k.refreshed)]
-        table.add_row(escape(k.name), *days, *counts, *(_percent(score, r) for r in READOUTS))
-    return Group(*(escape(line) for line in lines), "", past, "", table)
+        table.add_row(escape(k.name), *days, *counts, *(_percent(score, r) for r in titles))
+    return table
 
 
 def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
     """Return the same for programs."""
     values = dataclasses.asdict(bundle)
-    values["exemplars"] = len(bundle.files(disk.EXEMPLARS))
+    values["exemplars"] = len(bundle.files(EXEMPLARS))
     values["exemplar_bytes"] = disk.memory_bytes(folder, bundle)
+    values["bytes"] = disk.size(folder)
     values["increment_begun"] = disk.begun(folder)
     for known, entry in zip(bundle.classes, values["classes"], strict=True):
-        entry["exemplars"], entry["validation"] = len(known.exemplars), len(known.validation)
+        entry["images"], entry["exemplars"] = known.images, len(known.files(EXEMPLARS))
+        entry["validation"] = len(known.files(VALIDATION))
+        del entry["photos"], entry["features"]
     for event, entry in zip(bundle.history, values["history"], strict=True):
-        entry["accuracy"] = {r: _finite(event.total().share(r)) for r in READOUTS}
+        entry["accuracy"] = {r: _finite(event.total().share(r)) for r in readouts(bundle)}
     return values
 
 
 def memory(folder: Path, bundle: Bundle) -> str:
-    """Return what a model remembers, in words."""
-    images = sum(len(known.exemplars) for known in bundle.classes)
+    """Return what a model keeps of photos, and its size, in words."""
+    s, whole = bundle.settings, f"{disk.size(folder) / 1e6:.2f} MB in all"
     megabytes = f"{disk.memory_bytes(folder, bundle) / 1e6:.2f} MB"
-    note = inputs_of(bundle.settings).memory_note
-    return f"memory: {count(images, 'image')}, {megabytes}{note} ({bundle.settings.memory})"
+    if s.keep == "nothing":
+        return f"memory: no photo, and no features; {whole}"
+    if s.keep:
+        what = "features" if s.keep == "features" else "photos and features"
+        return f"memory: {what} of {count(sum(k.images for k in bundle.classes), 'image')}, {megabytes}; {whole}"
+    images = sum(len(known.exemplars) for known in bundle.classes)
+    note = " with their features" if s.tune == "head" else ""
+    return f"memory: {count(images, 'image')}, {megabytes}{note} ({s.memory}); {whole}"
 
 
-def predictions(found: Sequence[Prediction], readout: Readout) -> Table:
+def predictions(found: Sequence[Prediction]) -> Table:
     """Return predictions as a table."""
     table = Table(box=None, pad_edge=False)
     table.add_column("image", overflow="fold")
+    some = any(p.unknown for p in found)
+    if some:
+        table.add_column("")
     top = max((len(p.best) for p in found), default=0)
     for place in range(top):
         table.add_column("class" if not place else f"{place + 1}.", overflow="fold")
-        table.add_column(("probability" if readout == "cnn" else "cosine") if not place else "", justify="right")
+        table.add_column("probability" if not place else "", justify="right")
     for p in found:
         if not p.bad:
             cells = [cell for name, score in p.best for cell in (escape(name), f"{score:.3f}")]
-            table.add_row(escape(shown(p.path)), *cells)
+            table.add_row(escape(shown(p.path)), *(["unknown" if p.unknown else ""] if some else []), *cells)
     return table
 
 
-def prediction_values(p: Prediction, readout: Readout) -> dict[str, Any]:
+def prediction_values(p: Prediction, readout: Readout | None) -> dict[str, Any]:
     """Return a prediction for programs."""
     values: dict[str, Any] = {"image": as_text(p.path)}
     if p.bad:
         return {**values, "error": p.bad}
-    return {**values, "readout": readout, "classes": [{"class": n, "score": round(v, 6)} for n, v in p.best]}
+    how = {"readout": readout} if readout else {}
+    classes = [{"class": n, "score": round(v, 6)} for n, v in p.best]
+    return {**values, **how, "unknown": p.unknown, "classes": classes}
 
 
 def csv_heading(top: int) -> list[str]:
     """Return the names of the columns of `csv_row`."""
-    return ["image", *(f"{what}_{k + 1}" for k in range(top) for what in ("class", "score")), "error"]
+    return ["image", *(f"{what}_{k + 1}" for k in range(top) for what in ("class", "score")), "unknown", "error"]
 
 
 def csv_row(p: Prediction, top: int) -> list[str]:
     """Return a prediction as the cells of a line; they are empty but for the error if there is one."""
     cells = [cell for name, score in p.best for cell in (name, f"{score:.6f}")]
-    return [shown(p.path), *(cells or [""] * 2 * top), p.bad]
+    return [shown(p.path), *(cells or [""] * 2 * top), "" if p.bad else str(p.unknown).lower(), p.bad]
 
 
-def _readout(bundle: Bundle, score: Score) -> str:
+def _readout(bundle: Bundle) -> str:
+    if bundle.settings.keep:
+        return ""
     what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
-    return what + (f", {_percent(score, bundle.readout)} on held-out images" if score.images else "")
+    score = bundle.history[-1].total()
+    told = f", {_percent(score, bundle.readout)} on held-out images" if score.images else ""
+    return f"; predictions by {what}{told}"
 
 
 def _when(date: str) -> str:
@@ -186,10 +287,15 @@ def _when(date: str) -> str:
         return date[:16]
 
 
-def _named(names: Sequence[str]) -> str:
+def _named(names: Sequence[str], most: int = 8) -> str:
     if not names:
         return ""
-    return f" ({', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''})"
+    return f" ({', '.join(names[:most])}{f' and {len(names) - most} more' if len(names) > most else ''})"
+
+
+def _told(score: Score, readout: Readout) -> str:
+    right_ones = score.cnn if readout == "cnn" else score.nme
+    return f"{_percent(score, readout)} ({right_ones:,} of {score.images:,})"
 
 
 def _percent(score: Score, readout: Readout) -> str:

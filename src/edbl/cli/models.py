@@ -1,4 +1,4 @@
-"""Commands about models: learn, predict, info, forget, rename, export."""
+"""Commands about models: learn, predict, info, forget, rename, merge, join, their versions, export."""
 
 import json
 import sys
@@ -12,6 +12,19 @@ from edbl.cli.options import Device
 from edbl.cli.stopping import interruptible
 from edbl.errors import EdblError, command
 
+Method = Annotated[
+    str | None, typer.Option(help="Method to learn by, for good. Default: lda if the net is frozen, else edbl.")
+]
+Keep = Annotated[
+    str | None, typer.Option(help="What lda and ridge keep: features (default), photos or nothing, for good.")
+]
+Backbone = Annotated[
+    str | None, typer.Option(help="efficientnet-lite0, timm:NAME, resnet18, resnet32, small or mlp, for good.")
+]
+Relabel = Annotated[
+    bool, typer.Option("--relabel", help="Images that the model knows as another class get the one given.")
+]
+
 
 def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it does not exist.")],
@@ -19,22 +32,20 @@ def learn(
         list[Path] | None,
         typer.Argument(metavar="[FOLDER]...", help="Photos to learn, in FOLDER/CLASS/. None: go on."),
     ] = None,
-    method: Annotated[str | None, typer.Option(help="Method to learn by, for good. Default: edbl.")] = None,
+    method: Method = None,
+    keep: Keep = None,
     memory: Annotated[str | None, typer.Option(help="Images to keep: per_class=20 (default) or total=2000.")] = None,
     memory_mb: Annotated[float | None, typer.Option(help="Images to keep, in MB of pixels.")] = None,
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for good.")] = None,
-    backbone: Annotated[
-        str | None, typer.Option(help="efficientnet-lite0, timm:NAME, resnet18, resnet32, small or mlp, for good.")
-    ] = None,
+    backbone: Backbone = None,
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
     device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
     validation: Annotated[float | None, typer.Option(help="Share of images to hold out. Default: 0.1.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
-    relabel: Annotated[
-        bool, typer.Option("--relabel", help="Images that the model keeps as another class get the one given.")
-    ] = False,
+    relabel: Relabel = False,
+    start: Annotated[int | None, typer.Option("--from", help="Learn from this version, not the newest.")] = None,
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
@@ -56,6 +67,8 @@ def learn(
         given=options.settings(settings),
         skip_bad=skip_bad,
         relabel=relabel,
+        keep=keep,
+        start=start,
     )
 
     def how() -> str:
@@ -77,11 +90,15 @@ def learn(
 
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Images, or folders of images.")],
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGE...", help="Images, folders of them, quoted patterns; -: a path a line of input."),
+    ],
     top: Annotated[int, typer.Option(help="How many classes to name for each image.", min=1)] = 3,
-    readout: Annotated[
-        Literal["cnn", "nme"] | None, typer.Option(help="Default: what was better on held-out images.")
-    ] = None,
+    readout: Annotated[Literal["cnn", "nme"] | None, typer.Option(help="Default: the method's own.")] = None,
+    unknown: Annotated[
+        float, typer.Option(help="Share of photos of known classes that may be called unknown; 0: none.")
+    ] = 0.05,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     device: Device = "auto",
@@ -96,26 +113,37 @@ def predict(
 
     if as_json and as_csv:
         raise EdblError("--json and --csv are two formats; give one of them")
-    predictor = Predictor(model, readout, device)
+    predictor = Predictor(model, readout, device, unknown)
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    top = min(top, len(predictor.model.names))
+    top = min(top, len(predictor.names))
     if as_csv:
         writer.writerow(show.csv_heading(top))
     found = []
     streams = (as_json or as_csv) and sys.stdout.isatty()  # then its lines show how far it is
-    for prediction in predictor(images, top, terminal.say, streams):
+    for prediction in predictor(_paths(images), top, terminal.say, streams):
         found.append(prediction)
         if as_json:
             print(json.dumps(show.prediction_values(prediction, predictor.readout)))
         elif as_csv:
             writer.writerow(show.csv_row(prediction, top))
-    if not as_json and not as_csv:
-        terminal.show(show.predictions(found, predictor.readout))
+    if not as_json and not as_csv and not all(p.bad for p in found):
+        terminal.show(show.predictions(found))
     if bad := [f"{shown(p.path)} ({p.bad})" for p in found if p.bad]:
         message = "\n".join([f"{count(bad, 'image')} of {len(found):,} cannot be used:", *bad])
         if not skip_bad:
             raise EdblError(message)
         terminal.say(f"note: {message}")
+
+
+def _paths(images: list[Path]) -> list[Path]:
+    """Return the paths that a command was given, and those of standard input in place of ``-``."""
+    found = []
+    for path in images:
+        lines = sys.stdin.read().splitlines() if str(path) == "-" else [path]
+        found += [Path(line) for line in lines if str(line).strip()]
+    if not found:
+        raise EdblError("standard input names no image; give a path on each line")
+    return found
 
 
 def info(
@@ -135,18 +163,32 @@ def info(
 
 def forget(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes to forget.")],
+    classes: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLASS]...", help="Classes to forget.", show_default=False)
+    ] = None,
+    photos: Annotated[
+        list[Path] | None, typer.Option("--photo", help="A photo to forget, as a file; may be repeated.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Remove classes from a model, with all images of them."""
+    """Remove classes or photos from a model, with all that it keeps of them."""
     from edbl.app import show
     from edbl.app.edit import forget as remove
+    from edbl.app.edit import forget_photos
     from edbl.text import count
 
-    left = remove(model, classes, device)
-    gone = ", ".join(dict.fromkeys(classes))
-    told = f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}"
-    terminal.tell(told)
+    if bool(classes) == bool(photos):
+        raise EdblError("name classes to forget, or photos with --photo FILE; one of both")
+    if classes:
+        left, gone = remove(model, classes, device), ", ".join(dict.fromkeys(classes))
+    else:
+        left, gone = forget_photos(model, photos or [], device), count(photos or [], "photo")
+    terminal.tell(f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}")
+    terminal.say(f"earlier versions still have it: {command('prune', model)} removes them, and {_undone(model)}")
+
+
+def _undone(model: Path) -> str:
+    return f"{command('undo', model)} goes back"
 
 
 def rename(
@@ -162,15 +204,78 @@ def rename(
     terminal.tell(f"'{class_name(old)}' is '{class_name(new)}' now")
 
 
+def merge(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes that are to be one.")],
+    name: Annotated[str | None, typer.Option("--as", help="Its name. Default: that of the first.")] = None,
+) -> None:
+    """Make one class of several."""
+    from edbl.app.edit import merge as make
+    from edbl.text import class_name, count
+
+    left = make(model, classes, name)
+    terminal.tell(
+        f"merged to '{class_name(name or classes[0])}'; {count(left.classes, 'class')} left; {_undone(model)}"
+    )
+
+
+def join(
+    out: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the model to make.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Models of one backbone and method.")],
+) -> None:
+    """Make one model of several, as if it had learnt all their photos."""
+    from edbl.app import show
+    from edbl.app.joining import join as make
+    from edbl.text import count
+
+    made = make(out, models)
+    terminal.tell(f"made the model {out}: {count(made.classes, 'class')}; {show.memory(out, made)}")
+
+
+def history(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the versions of a model."""
+    from edbl.app import show
+    from edbl.app.versions import history as read
+
+    now, every = read(model)
+    if as_json:
+        print(json.dumps([show.version_values(now, one) for one in every], indent=1))
+    else:
+        terminal.show(show.versions(now, every))
+
+
+def undo(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
+    to: Annotated[int | None, typer.Option(help="The version to go to. Default: that before the last change.")] = None,
+) -> None:
+    """Take back the last change of a model, or go to any version that it keeps."""
+    from edbl.app.versions import undo as go
+    from edbl.text import count
+
+    now = go(model, to)
+    terminal.tell(f"{model} is at version {now.version} now, with {count(now.classes, 'class')}")
+
+
+def prune(model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")]) -> None:
+    """Remove all versions but the model as it is, and what they alone keep of photos."""
+    from edbl.app.versions import prune as remove
+
+    terminal.tell(f"{remove(model) / 1e6:.2f} MB freed; there is no way back to earlier versions")
+
+
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it must end in .onnx.")],
+    unknown: Annotated[float, typer.Option(help="As of predict, for the file's metadata.")] = 0.05,
 ) -> None:
-    """Write a model as one ONNX file, from pixels to both read-outs, and check it with onnxruntime."""
+    """Write a model as one ONNX file, from pixels to probabilities, and check it with onnxruntime."""
     from edbl.app.export import export_folder
     from edbl.text import count
 
     with terminal.console.status("exporting"):
-        made, worst = export_folder(model, out)
-    size = f"{out.stat().st_size / 1e6:.1f} MB, {count(made.names, 'class')}"
+        names, worst = export_folder(model, out, unknown)
+    size = f"{out.stat().st_size / 1e6:.1f} MB, {count(names, 'class')}"
     terminal.tell(f"{out}: {size}, at most {worst:.0e} off the model's own outputs")

@@ -56,20 +56,20 @@ class ClosedForm(Method):
     def more(self, images: Images) -> None:
         """Solve for the classifier with more images."""
         features = self.features(images)
-        with _one_thread():
+        with one_thread():
             self._solve(self._kept().add(features, images.y))
 
     def forget(self, number: int) -> None:
         """Solve for the classifier without a class, as if it had never been there."""
         super().forget(number)
-        with _one_thread():
+        with one_thread():
             self._solve(self._kept().forget(number))
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse what is not kept of images of these classes: it may come from anywhere."""
         classes, width = self.net.head.weight.shape
         rows, many = (state[name].numel() if name in state else 0 for name in ("labels", "summed"))
-        lengths = {"features": rows, "labels": rows, "counts": classes, "means": classes, "summed": many}
+        lengths = {"features": rows, "labels": rows, "ids": rows, "counts": classes, "means": classes, "summed": many}
         lengths |= {"scatters": many}
         none = Kept.none(width, torch.device("meta"), self._vectors, self.form.balanced).tensors()
         wanted = {name: x.new_empty(lengths.get(name, len(x)), *x.shape[1:]) for name, x in none.items()}
@@ -113,7 +113,7 @@ class ClosedForm(Method):
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Compute in one thread: it takes a second at most, several wait for each other, and bits hang on their number."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

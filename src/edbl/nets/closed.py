@@ -4,6 +4,7 @@ All is float64: how samples were split into updates, and in which order they cam
 """
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -37,6 +38,10 @@ class Form(Protocol):
 
     balanced: ClassVar[bool]  # whether it takes the scatter of each class over its number of samples
 
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return how much speaks for the likeliest class, ``[n]``, of logits ``[n, classes]``."""
+
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         """Take classes, and samples to leave out."""
 
@@ -54,6 +59,9 @@ class Closed(NamedTuple):
     bias: Tensor  # [classes]
     shrinkage: float
     loss: float  # by leave-one-out: the mean over classes of the mean log loss of their samples
+    judged: Tensor  # [n], which samples were left out one by one: those of classes of two or more
+    left_out: Tensor  # [judged, classes], the logits that each of them has by all others
+    factor: float  # by which scores became logits
 
 
 class Discriminant:
@@ -66,6 +74,11 @@ class Discriminant:
     """
 
     balanced: ClassVar[bool] = False
+
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return the logarithm of its probability."""
+        return logits.log_softmax(1).amax(1)
 
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         self.counts = classes.counts
@@ -151,6 +164,11 @@ class Ridge:
 
     balanced: ClassVar[bool] = True
 
+    @staticmethod
+    def confidence(logits: Tensor) -> Tensor:
+        """Return its response."""
+        return logits.amax(1)
+
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         centre = classes.means.mean(0)
         away = classes.means - centre
@@ -184,21 +202,32 @@ def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return values.clamp(min=0), axes
 
 
-def fitted(kind: type[Form], classes: Classes, x: Tensor, y: Tensor) -> Closed:
+def fitted(
+    kind: type[Form],
+    classes: Classes,
+    x: Tensor,
+    y: Tensor,
+    shrinkages: Sequence[float] = SHRINKAGES,
+    factor: float | None = None,
+) -> Closed:
     """Return the classifier whose shrinkage has the least loss by leave-one-out over samples ``x`` of classes ``y``.
 
-    Where no class has two samples, none can be left out: all is shrunk, and probabilities say little.
+    Where no class has two samples, none can be left out: all is shrunk, and probabilities say little. A ``factor`` that
+    is given stays.
     """
-    several = classes.counts[y] > 1
-    x, y = x[several], y[several]
+    judged = classes.counts[y] > 1
+    x, y = x[judged], y[judged]
     form = kind(classes, x, y)
-    best, factor, least = SHRINKAGES[-1], 1.0, float("nan")
+    best, found, least = shrinkages[-1], 1.0, float("nan")
     if len(y) and len(classes.counts) > 1:
-        found = [(*calibrated(form.left_out(shrinkage), y), shrinkage) for shrinkage in SHRINKAGES]
-        least, factor, best = min(found)
+        every = [(*calibrated(form.left_out(shrinkage), y), shrinkage) for shrinkage in shrinkages]
+        least, found, best = min(every)
+    factor = factor or found
     weight, bias = form.solve(best)
+    left_out = factor * form.left_out(best)
     # What all classes have in common changes no probability, and would cost digits.
-    return Closed(factor * (weight - weight.mean(0)), factor * (bias - bias.mean()), best, least)
+    centred = [logits - logits.mean(-1, keepdim=True) for logits in (weight.T, bias, left_out)]
+    return Closed(factor * centred[0].T, factor * centred[1], best, least, judged, centred[2], factor)
 
 
 def calibrated(scores: Tensor, y: Tensor) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 Nothing here hangs on the order of samples, or on how they were split into updates, but for the last digits.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -16,7 +16,10 @@ MANY = 1000  # samples of a class; the scatter of more takes less room than thei
 JUDGES = 2000  # samples that are left out one by one, shared by the classes
 LEAST_JUDGES = 20  # of a class
 ODD = -7046029254386353131  # 2**64 over the golden ratio: its multiples look random
-STATE = ("features", "labels", "counts", "means", "scatter", "summed", "scatters")
+STATE = ("features", "labels", "ids", "counts", "means", "scatter", "summed", "scatters")
+
+
+Part = Mapping[str, Tensor]  # what is kept of a class, by name
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Kept:
 
     features: Tensor  # [n, width], in half precision
     labels: Tensor  # [n]
+    ids: Tensor  # [n, k], what else names each of them: k numbers, or none
     counts: Tensor  # [classes]
     means: Tensor  # [classes, width]
     scatter: Tensor  # [width, width], the sum over classes
@@ -38,18 +42,21 @@ class Kept:
     balanced: bool  # whether a class's part of ``scatter`` is that over its number of samples
 
     @classmethod
-    def none(cls, width: int, device: torch.device, vectors: Callable[[Tensor], Tensor], balanced: bool) -> Self:
-        """Return what is kept of nothing."""
+    def none(
+        cls, width: int, device: torch.device, vectors: Callable[[Tensor], Tensor], balanced: bool, ids: int = 0
+    ) -> Self:
+        """Return what is kept of nothing; samples are named by so many numbers."""
         rows, square = torch.zeros(0, width, device=device), torch.zeros(width, width, device=device).double()
         labels = rows[:, 0].long()
         return cls(
             features=rows.half(),
             labels=labels,
+            ids=labels.new_zeros(0, ids),
             counts=rows[:, 0].double(),
             means=rows.double(),
             scatter=square,
             summed=labels,
-            scatters=_packed(square).unsqueeze(0)[:0],
+            scatters=pack(square).unsqueeze(0)[:0],
             vectors=vectors,
             balanced=balanced,
         )
@@ -58,12 +65,51 @@ class Kept:
     def of(cls, tensors: Mapping[str, Tensor], vectors: Callable[[Tensor], Tensor], balanced: bool) -> Self:
         """Return what `tensors` gave."""
         found = {name: tensors[name] for name in STATE}
-        found["scatter"] = _unpacked(found["scatter"], found["means"].shape[1])
+        found["scatter"] = unpack(found["scatter"], found["means"].shape[1])
         return cls(**found, vectors=vectors, balanced=balanced)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all as named tensors."""
-        return {name: getattr(self, name) for name in STATE} | {"scatter": _packed(self.scatter)}
+        return {name: getattr(self, name) for name in STATE} | {"scatter": pack(self.scatter)}
+
+    @classmethod
+    def joined(cls, parts: Sequence[Part], none: "Kept", sums: Mapping[str, Tensor] | None = None) -> "Kept":
+        """Return what is kept of classes of which `part` gave each; ``sums``, if there are any, save the work."""
+        many = torch.tensor([k for k, part in enumerate(parts) if "scatter" in part], dtype=torch.int64)
+        sizes = torch.tensor([len(part["ids"]) for part in parts])
+        found = replace(
+            none,
+            features=torch.cat([none.features, *(part["features"] for part in parts)]),
+            labels=torch.arange(len(parts)).repeat_interleave(sizes),
+            ids=torch.cat([none.ids, *(part["ids"] for part in parts)]),
+            counts=torch.zeros(len(parts)).double(),
+            means=torch.zeros(len(parts), none.means.shape[1]).double(),
+            summed=many,
+            scatters=torch.cat([none.scatters, *(parts[k]["scatter"].unsqueeze(0) for k in many.tolist())]),
+        )
+        if sums is not None:
+            return replace(
+                found,
+                counts=sums["counts"],
+                means=sums["means"],
+                scatter=unpack(sums["scatter"], none.means.shape[1]),
+            )
+        for k in many.tolist():
+            found.counts[k], found.means[k] = parts[k]["count"], parts[k]["mean"]
+        return found._settled(none, torch.arange(len(parts)))
+
+    def part(self, label: int) -> Part:
+        """Return what is kept of a class, whatever the others are."""
+        rows = self.labels == label
+        own: dict[str, Tensor] = {"features": self.features[rows], "ids": self.ids[rows]}
+        if (here := self.summed == label).any():
+            own |= {"count": self.counts[label], "mean": self.means[label], "scatter": self.scatters[here][0]}
+        return own
+
+    @property
+    def sums(self) -> Part:
+        """What could be worked out from the parts again."""
+        return {"counts": self.counts, "means": self.means, "scatter": pack(self.scatter)}
 
     @property
     def classes(self) -> Classes:
@@ -72,11 +118,15 @@ class Kept:
 
     def judges(self) -> tuple[Tensor, Tensor]:
         """Return samples to leave out one by one, of each class as many, and their labels."""
-        most = max(LEAST_JUDGES, JUDGES // max(len(self.counts), 1))
-        chosen = self._first(torch.bincount(self.labels, minlength=len(self.counts)) > most, most)
+        chosen = self.judging()
         return self.vectors(self.features[chosen].double()), self.labels[chosen]
 
-    def add(self, features: Tensor, labels: Tensor) -> "Kept":
+    def judging(self) -> Tensor:
+        """Tell which samples are left out one by one, ``[n]``."""
+        most = max(LEAST_JUDGES, JUDGES // max(len(self.counts), 1))
+        return self._first(torch.bincount(self.labels, minlength=len(self.counts)) > most, most)
+
+    def add(self, features: Tensor, labels: Tensor, ids: Tensor | None = None) -> "Kept":
         """Return it with more samples, of known classes or new ones."""
         classes = max(len(self.counts), int(labels.max()) + 1)
         empty = self.counts.new_zeros(classes - len(self.counts))
@@ -84,6 +134,7 @@ class Kept:
             self,
             features=torch.cat([self.features, features.half()]),
             labels=torch.cat([self.labels, labels]),
+            ids=torch.cat([self.ids, labels.new_zeros(len(labels), 0) if ids is None else ids]),
             counts=torch.cat([self.counts, empty]),
             means=torch.cat([self.means, empty.unsqueeze(1).expand(-1, self.means.shape[1])]),
         )
@@ -101,7 +152,8 @@ class Kept:
                 fewer = fewer._merged(label, row.unsqueeze(0), -1)
             elif not len(same):
                 raise ValueError(f"a sample of class {label} that is to be dropped was never added")
-        return replace(fewer, features=self.features[stay], labels=self.labels[stay])._settled(self, labels)
+        fewer = replace(fewer, features=self.features[stay], labels=self.labels[stay], ids=self.ids[stay])
+        return fewer._settled(self, labels)
 
     def forget(self, label: int) -> "Kept":
         """Return it without a class; those after it move up."""
@@ -111,6 +163,7 @@ class Kept:
             self,
             features=self.features[stay],
             labels=_moved_up(self.labels[stay], label),
+            ids=self.ids[stay],
             counts=self.counts[other],
             means=self.means[other],
             scatter=self.scatter - self._scatter_of(~other),
@@ -142,13 +195,14 @@ class Kept:
         scatters = [self.scatters]
         for label in new.tolist():
             away = self.vectors(self.features[self.labels == label].double()) - self.means[label]
-            scatters.append(_packed(away.T @ away).unsqueeze(0))
+            scatters.append(pack(away.T @ away).unsqueeze(0))
         summed = torch.cat([self.summed, new])
         stay = self._first(torch.isin(torch.arange(len(self.counts), device=summed.device), summed), MANY // 10)
         return replace(
             self,
             features=self.features[stay],
             labels=self.labels[stay],
+            ids=self.ids[stay],
             summed=summed,
             scatters=torch.cat(scatters),
         )
@@ -165,7 +219,7 @@ class Kept:
             self,
             counts=self.counts.index_fill(0, self.summed[here], total),
             means=self.means.index_add(0, self.summed[here], (sign * len(x) / total * away).unsqueeze(0)),
-            scatters=self.scatters + here.unsqueeze(1) * sign * _packed(change),
+            scatters=self.scatters + here.unsqueeze(1) * sign * pack(change),
         )
 
     def _scatter_of(self, chosen: Tensor) -> Tensor:
@@ -175,7 +229,7 @@ class Kept:
         x, y = self.vectors(self.features[rows].double()), self.labels[rows]
         away = x - self.means[y]
         of_many = self.scatters * (weights * chosen)[self.summed].unsqueeze(1)
-        return (away * weights[y].unsqueeze(1)).T @ away + _unpacked(of_many.sum(0), len(self.scatter))
+        return (away * weights[y].unsqueeze(1)).T @ away + unpack(of_many.sum(0), len(self.scatter))
 
     def _first(self, chosen: Tensor, most: int) -> Tensor:
         """Tell which samples stay if some classes keep ``most``: by an order that hangs on values and looks random."""
@@ -188,16 +242,46 @@ class Kept:
         return stay
 
 
+def united(one: Part, other: Part, vectors: Callable[[Tensor], Tensor]) -> Part:
+    """Return what is kept of two classes as one; samples of both count once, where each is kept of one at least."""
+    both = (other["ids"].unsqueeze(1) == one["ids"].unsqueeze(0)).all(2)
+    if "scatter" not in one and "scatter" not in other:
+        new = ~both.any(1)
+        return {name: torch.cat([one[name], other[name][new]]) for name in ("features", "ids")}
+    if both.any():
+        raise ValueError("samples of both are in sums alone")
+    one, other = (part if "scatter" in part else _as_sums(part, vectors) for part in (one, other))
+    counts = one["count"], other["count"]
+    total, away = counts[0] + counts[1], other["mean"] - one["mean"]
+    between = pack(counts[0] * counts[1] / total * torch.outer(away, away))
+    return {
+        "features": torch.cat([one["features"], other["features"]]),
+        "ids": torch.cat([one["ids"], other["ids"]]),
+        "count": total,
+        "mean": one["mean"] + counts[1] / total * away,
+        "scatter": one["scatter"] + other["scatter"] + between,
+    }
+
+
+def _as_sums(part: Part, vectors: Callable[[Tensor], Tensor]) -> Part:
+    x = vectors(part["features"].double())
+    away = x - x.mean(0)
+    sums = {"count": torch.tensor(len(x)).double(), "mean": x.mean(0), "scatter": pack(away.T @ away)}
+    return {**part, **sums}
+
+
 def _moved_up(labels: Tensor, forgotten: int) -> Tensor:
     return labels - (labels > forgotten).long()
 
 
-def _packed(matrix: Tensor) -> Tensor:
+def pack(matrix: Tensor) -> Tensor:
+    """Return the lower triangle of a symmetric matrix as a vector."""
     rows, columns = torch.tril_indices(*matrix.shape, device=matrix.device)
     return matrix[rows, columns]
 
 
-def _unpacked(packed: Tensor, width: int) -> Tensor:
+def unpack(packed: Tensor, width: int) -> Tensor:
+    """Return what `pack` made a vector of."""
     rows, columns = torch.tril_indices(width, width, device=packed.device)
     matrix = packed.new_zeros(width, width)
     matrix[rows, columns] = packed

@@ -1,0 +1,179 @@
+"""What a model says of itself: settings, classes, history; every value is checked, for it may come from anywhere."""
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from edbl import users
+from edbl.methods import find_method, methods
+from edbl.methods.closed import ClosedForm
+from edbl.nets.backbones import BACKBONES
+from edbl.text import class_name
+
+EXEMPLARS, VALIDATION, VECTORS = "exemplars", "validation", "features"  # folders of what is kept of photos
+IMAGE, PACK = re.compile(r"[0-9a-f]{32}\.png"), re.compile(r"[0-9a-f]{64}\.safetensors")
+KINDS = {EXEMPLARS: IMAGE, VALIDATION: IMAGE, VECTORS: PACK}  # the files in them
+DIGITS = 32  # of the digest of a photo
+PHOTOS = re.compile(rf"([0-9a-f]{{{DIGITS}}})*")
+
+Readout = Literal["cnn", "nme"]
+Kind = Literal["learn", "forget", "rename", "merge", "join"]
+Keep = Literal["features", "photos", "nothing"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was chosen when the model was made."""
+
+    method: str
+    backbone: str
+    tune: Literal["head", "all"]
+    image_size: int
+    memory: str
+    seed: int
+    validation: float  # share of images that are held out
+    copies: int  # changed copies of each image whose features are kept; 0 where the backbone learns
+    given: dict[str, Any]  # other values of the recipe that were chosen, by dotted key
+    backbone_weights: str = ""  # SHA-256 of those of a frozen backbone
+    keep: Keep | None = None  # what a closed form keeps of photos; None of a trained method, which has its memory
+    root: bool = False  # whether a trained method learns from square roots of features
+
+
+@dataclass
+class Known:
+    """A class of the model."""
+
+    name: str
+    learnt: str  # when
+    refreshed: str = ""  # when it last got more images, if ever
+    photos: str = ""  # digests of all that it has learnt from, one after the other, sorted
+    features: str = ""  # SHA-256 of the file with them, where a closed form keeps them
+    exemplars: list[str] = field(default_factory=list)  # files, best first
+    validation: list[str] = field(default_factory=list)  # files
+    held_below: str = ""  # images whose place is below it were never learnt from: they alone may be held out
+
+    @property
+    def images(self) -> int:
+        """How many photos it has learnt from."""
+        return len(self.photos) // DIGITS
+
+    @property
+    def digests(self) -> list[str]:
+        """Digests of these photos."""
+        return [self.photos[at : at + DIGITS] for at in range(0, len(self.photos), DIGITS)]
+
+    def add(self, digests: Iterable[str], gone: Iterable[str] = ()) -> None:
+        """Note that it has learnt from more photos, and has not from others any more."""
+        self.photos = "".join(sorted({*self.digests} - {*gone} | {*digests}))
+
+    def files(self, kind: str) -> list[str]:
+        """Return its exemplars, its held-out images, or the file with its features."""
+        if kind == VECTORS:
+            return [f"{self.features}.safetensors"] if self.features else []
+        return self.exemplars if kind == EXEMPLARS else self.validation
+
+
+@dataclass(frozen=True)
+class Score:
+    """Right answers of both read-outs; of a closed form, which has one, the second are 0."""
+
+    images: int
+    cnn: int
+    nme: int = 0
+
+    def share(self, readout: Readout) -> float:
+        """Return the share of right answers; NaN of no images."""
+        return (self.cnn if readout == "cnn" else self.nme) / self.images if self.images else math.nan
+
+    def __add__(self, other: "Score") -> "Score":
+        return Score(self.images + other.images, self.cnn + other.cnn, self.nme + other.nme)
+
+
+def total(scores: Iterable[Score]) -> Score:
+    """Return the sum of scores."""
+    return sum(scores, Score(0, 0))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to the model, which made a version of it."""
+
+    kind: Kind
+    date: str
+    classes: list[str]  # new ones, forgotten ones, a name before and after, or what became one, its name last
+    refreshed: list[str]
+    images: int  # learnt from, or forgotten
+    exemplars: int  # kept in all, after it
+    seconds: float
+    scores: dict[str, Score]  # of each class of the model after it, over its held-out images
+    before: dict[str, Score]  # of each class before it, and
+    after: dict[str, Score]  # after it, over the same images
+    asked: str = ""  # digest of what was asked for, and of all images that were given
+
+    def total(self, names: Sequence[str] | None = None) -> Score:
+        """Return the score over some classes, or all."""
+        return total(s for name, s in self.scores.items() if names is None or name in set(names))
+
+
+@dataclass
+class Bundle:
+    """What ``model.json`` says."""
+
+    settings: Settings
+    recipe: dict[str, Any]  # of the last increment
+    classes: list[Known]
+    sizes: list[int]  # classes that each increment brought and that are still there
+    increments: int
+    seen_images: int
+    history: list[Event]
+    readout: Readout  # that predictions are made by
+    version: int = 0  # its number, and
+    parent: int = 0  # that of the version it was made from; 0 if there is none
+    weights: str = field(default="", init=False)  # SHA-256 of them on disk
+
+    @property
+    def names(self) -> list[str]:
+        """The classes in order of arrival."""
+        return [known.name for known in self.classes]
+
+    def files(self, kind: str) -> list[str]:
+        """Return the files of a kind, class by class."""
+        return [name for known in self.classes for name in known.files(kind)]
+
+
+def closed(method: str) -> bool:
+    """Tell whether a method has a closed form."""
+    return issubclass(find_method(method), ClosedForm)
+
+
+def foreign(settings: Settings) -> bool:
+    """Tell whether a method or a net is none of this package's: a file of its own would run when it is opened."""
+    return settings.method not in methods() or "method" in settings.given or bool(users.files(settings.given))
+
+
+def fault(bundle: Bundle) -> str:
+    """Return what is wrong with values that are of the right types, if anything is."""
+    settings, names = bundle.settings, bundle.names
+    if foreign(settings) or users.files(bundle.recipe) or bundle.recipe.get("method") != settings.method:
+        return "its method or its net is none of edbl's own, or its recipe has another"
+    if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
+        return "its classes do not fit the sizes of its increments"
+    if odd := [name for name in names if class_name(name) != name]:
+        return f"{odd[0]!r} is no name of a class"
+    if bad := [file for kind, own in KINDS.items() for file in bundle.files(kind) if not own.fullmatch(file)]:
+        return f"{bad[0]!r} is no name of an image, or of features"
+    if not all(PHOTOS.fullmatch(known.photos) for known in bundle.classes):
+        return "its digests of photos are none"
+    if not bundle.history or bundle.history[-1].scores.keys() != set(names):
+        return "its classes are not those that its history ends with"
+    if not 1 <= settings.image_size <= 1024 or not 0 <= settings.copies <= 1000:
+        return "its image size or number of copies is out of range"
+    if min(settings.seed, bundle.increments, bundle.seen_images, bundle.parent, bundle.version - 1) < 0:
+        return "its seed, its version, or a number of what it has learnt, is below 0"
+    if (settings.keep is not None) != (closed(settings.method) and settings.tune == "head"):
+        return "what it keeps of photos does not fit its method"
+    if settings.tune == "head" and settings.backbone in BACKBONES:
+        return "its backbone learns from scratch, and is said to be frozen"
+    return ""

@@ -1,0 +1,312 @@
+"""A model whose classifier has a closed form: its classes, what is kept of their photos, and what it answers by.
+
+It is the same however the same photos came, and without a class or a photo as if that had never been there.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edbl import store
+from edbl.app.bundle import WEIGHTS, Contents, damaged, packed
+from edbl.app.description import DIGITS, Bundle, Known, Score, Settings
+from edbl.errors import EdblError
+from edbl.methods import find_method
+from edbl.methods.closed import ClosedForm, one_thread
+from edbl.nets.closed import Closed, Form, fitted, rooted
+from edbl.nets.kept import Kept, united
+from edbl.nets.pooled import Pooled
+from edbl.nets.sure import Sure
+
+SUMS = "sums"  # the entry with what could be worked out from features again
+UNIT = "options.unit"
+FIXED = 0.7  # shrinkage where no sample can be left out
+ENOUGH = 20  # photos of an update by which probabilities are calibrated where nothing is kept
+TENSORS = ("weight", "bias", *(f"sure.{name}" for name in Sure._fields))  # of `Answers`
+
+
+class Answers(NamedTuple):
+    """What predictions are made by."""
+
+    weight: Tensor  # [classes, width]
+    bias: Tensor  # [classes]
+    sure: Sure
+    confidence: Callable[[Tensor], Tensor]
+    vectors: Callable[[Tensor], Tensor]
+
+    @torch.no_grad()
+    def __call__(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the probability of each class, ``[n, classes]``, and how sure it is that one of them is right."""
+        x = self.vectors(features.double())
+        logits = x @ self.weight.T + self.bias
+        return logits.softmax(1), self.sure(self.confidence(logits), x)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all as named tensors."""
+        return dict(zip(TENSORS, (self.weight, self.bias, *self.sure), strict=True))
+
+
+class LeftOut(NamedTuple):
+    """Photos that were left out one by one, and what all others say of each."""
+
+    scores: Tensor  # [n, classes], logits whose softmax is a calibrated probability
+    labels: Tensor  # [n]
+    digests: list[str]  # of the photos
+
+
+@dataclass
+class Exact:
+    """Classes by name, and what is kept of their photos."""
+
+    names: list[str]
+    kept: Kept | Pooled
+    form: type[Form]
+    vectors: Callable[[Tensor], Tensor]
+    factor: float = 1.0  # by which scores become logits, where nothing is kept to find it anew
+    former: Sure | None = None
+
+    @classmethod
+    def new(cls, settings: Settings, width: int) -> Self:
+        """Return a model without classes."""
+        method = find_method(settings.method)
+        assert issubclass(method, ClosedForm)
+        vectors = partial(rooted, unit=bool(settings.given.get(UNIT, True)))
+        if settings.keep == "nothing":
+            return cls([], Pooled.none(width), method.form, vectors)
+        none = Kept.none(width, torch.device("cpu"), vectors, method.form.balanced, ids=2)
+        return cls([], none, method.form, vectors)
+
+    @classmethod
+    def of(cls, folder: Path, contents: Contents) -> Self:
+        """Return a model as it is on disk."""
+        bundle, tensors = contents.bundle, contents.tensors
+        try:
+            made = cls.new(bundle.settings, tensors["weight"].shape[1])
+            made.names = bundle.names
+            made._take(folder, contents)
+        except (RuntimeError, KeyError, ValueError, IndexError) as error:
+            raise damaged(folder, WEIGHTS, f"its sums or features do not fit this model ({error})") from error
+        return made
+
+    def _take(self, folder: Path, contents: Contents) -> None:
+        bundle, tensors = contents.bundle, contents.tensors
+        if isinstance(self.kept, Pooled):
+            blank = self.kept.tensors()
+            found = {name: tensors[f"pooled.{name}"] for name in blank}
+            store.check_tensors(found, _sized(blank, len(self.names)))
+            self.kept = Pooled.of(found)
+            self.factor, self.former = float(tensors["factor"]), answers(contents).sure
+            return
+        parts = [contents.packs[known.name] for known in bundle.classes]
+        for known, part in zip(bundle.classes, parts, strict=True):
+            _check_part(known, part, self.kept)
+        entry = store.find(folder, SUMS, dict[str, str])
+        sums = entry[1] if entry and entry[0] == {"of": _key(bundle)} else None
+        if sums is not None:
+            store.check_tensors(sums, _sized(self.kept.sums, len(parts)))
+        self.kept = Kept.joined(parts, self.kept, sums)
+
+    def learn(self, features: Tensor, digests: Sequence[str], names: Sequence[str]) -> None:
+        """Take in photos, by the name of each one's class, new or known."""
+        self.names += [name for name in dict.fromkeys(names) if name not in self.names]
+        number = {name: k for k, name in enumerate(self.names)}
+        labels = torch.tensor([number[name] for name in names])
+        if isinstance(self.kept, Pooled):
+            self.kept = self.kept.add(self._halved(features), labels)
+        else:
+            self.kept = self.kept.add(features, labels, ids_of(digests))
+
+    def _halved(self, features: Tensor) -> Tensor:
+        return self.vectors(features.half().double())
+
+    def drop(self, name: str, digests: Sequence[str], features: Tensor | None = None) -> None:
+        """Take out photos of a class; of one of which only sums are kept, ``features`` of all of them are wanted."""
+        label = self.names.index(name)
+        labels = torch.full((len(digests),), label)
+        if isinstance(self.kept, Pooled):
+            if features is None:
+                raise Unseen(name)
+            self.kept = self.kept.drop(self._halved(features), labels)
+            return
+        wanted, own = ids_of(digests), (self.kept.labels == label).nonzero().squeeze(1)
+        same = (self.kept.ids[own].unsqueeze(0) == wanted.unsqueeze(1)).all(2)
+        there = same.any(1)
+        rows = self.kept.features.new_zeros(len(digests), self.kept.features.shape[1])
+        if there.any():
+            rows[there] = self.kept.features[own[same[there].int().argmax(1)]]
+        if not there.all():
+            if features is None:
+                raise Unseen(name)
+            rows[~there] = features[~there].half()
+        self.kept = self.kept.drop(rows, labels)
+
+    def forget(self, name: str) -> None:
+        """Take out a class."""
+        self.kept = self.kept.forget(self.names.index(name))
+        self.names.remove(name)
+
+    def merge(self, names: Sequence[str], new: str) -> None:
+        """Make one class of several, named ``new``."""
+        many = [] if isinstance(self.kept, Pooled) else [self.names[k] for k in self.kept.summed.tolist()]
+        first, *others = sorted(names, key=lambda name: name not in many)
+        for other in others:
+            self._join(other, first)
+        self.names[self.names.index(first)] = new
+
+    def _join(self, other: str, first: str) -> None:
+        label, into = self.names.index(other), self.names.index(first)
+        kept = self.kept
+        if isinstance(kept, Pooled):
+            self.kept = kept.merge(label, into)
+        elif label in kept.summed:
+            parts = [kept.part(k) for k in range(len(self.names))]
+            parts[into] = united(parts[into], parts[label], self.vectors)
+            none = Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
+            self.kept = Kept.joined([part for k, part in enumerate(parts) if k != label], none)
+        else:
+            rows = kept.labels == label
+            labels = torch.full_like(kept.labels[rows], into - (into > label))
+            self.kept = kept.forget(label).add(kept.features[rows], labels, kept.ids[rows])
+        self.names.remove(other)
+
+    def join(self, other: "Exact") -> None:
+        """Take in all that another model keeps; photos of both count once."""
+        kept, theirs = self.kept, other.kept
+        assert isinstance(kept, Kept)
+        assert isinstance(theirs, Kept)
+        parts = {name: kept.part(k) for k, name in enumerate(self.names)}
+        for k, name in enumerate(other.names):
+            part = theirs.part(k)
+            parts[name] = united(parts[name], part, self.vectors) if name in parts else part
+        none = Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
+        self.names = list(parts)
+        self.kept = Kept.joined(list(parts.values()), none)
+
+    def solve(self, fresh: tuple[Tensor, Sequence[str]] | None = None) -> tuple[Answers, LeftOut]:
+        """Return what it answers by, and the photos that shrinkage, calibration and sureness were chosen by.
+
+        Where nothing is kept these are the ``fresh`` ones: features, and the names of their classes.
+        """
+        with one_thread():
+            return self._pooled(self.kept, fresh) if isinstance(self.kept, Pooled) else self._solved(self.kept)
+
+    def _solved(self, kept: Kept) -> tuple[Answers, LeftOut]:
+        chosen = kept.judging()
+        x, y = kept.judges()
+        found = fitted(self.form, kept.classes, x, y)
+        return self._answers(found, x, y, digests_of(kept.ids[chosen][found.judged]))
+
+    def _pooled(self, kept: Pooled, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
+        x, y = kept.means[:0], torch.zeros(0, dtype=torch.int64)
+        if fresh:
+            x, y = self._halved(fresh[0]), torch.tensor([self.names.index(name) for name in fresh[1]])
+        enough = int((kept.counts[y] > 1).sum()) >= ENOUGH
+        found = fitted(self.form, kept.classes, x, y, [FIXED], None if enough else self.factor)
+        self.factor = found.factor
+        answers, left_out = self._answers(found, x, y, [""] * int(found.judged.sum()))
+        if not enough and self.former is not None:
+            answers = answers._replace(sure=self.former._replace(means=answers.sure.means))
+        return answers, left_out
+
+    def _answers(self, found: Closed, x: Tensor, y: Tensor, digests: list[str]) -> tuple[Answers, LeftOut]:
+        x, y = x[found.judged], y[found.judged]
+        sure = Sure.of(self.form.confidence, found, self.kept.classes, x, y)
+        answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
+        return answers, LeftOut(found.left_out, y, digests)
+
+    def tensors(self, answers: Answers) -> dict[str, Tensor]:
+        """Return what is to be saved with the model itself."""
+        own = answers.tensors()
+        if isinstance(self.kept, Pooled):
+            own |= {f"pooled.{name}": one for name, one in self.kept.tensors().items()}
+            own["factor"] = torch.tensor(self.factor).double()
+        return own
+
+    def files(self, bundle: Bundle) -> dict[str, bytes]:
+        """Name the file with each class's features in ``bundle``, and return them by name."""
+        made: dict[str, bytes] = {}
+        if isinstance(self.kept, Pooled):
+            return made
+        for known in bundle.classes:
+            part = dict(self.kept.part(self.names.index(known.name)))
+            order = np.lexsort(part["ids"].numpy().view(np.uint64).T[::-1])  # whatever order they came in
+            part |= {name: part[name][torch.from_numpy(order)] for name in ("features", "ids")}
+            known.features, data = packed(part)
+            made[f"{known.features}.safetensors"] = data
+        return made
+
+    def save_sums(self, folder: Path, bundle: Bundle) -> None:
+        """Keep what could be worked out from features again."""
+        if isinstance(self.kept, Kept):
+            order = [self.names.index(name) for name in bundle.names]
+            sums = dict(self.kept.sums)
+            store.save(folder, SUMS, {"of": _key(bundle)}, sums | {n: sums[n][order] for n in ("counts", "means")})
+
+
+def answers(contents: Contents) -> Answers:
+    """Return what a model on disk answers by."""
+    form = Exact.new(contents.bundle.settings, 1)
+    weight, bias, *sure = (contents.tensors[name] for name in TENSORS)
+    number, width = len(contents.bundle.classes), weight.shape[-1]
+    wanted = [(number, width), (number,), (number, width), (2,), (2,), (sure[3].numel(),)]
+    if [tuple(one.shape) for one in (weight, bias, *sure)] != wanted:
+        raise ValueError("its tensors are of other shapes")
+    every = [one.double() for one in (weight, bias, *sure)]
+    return Answers(every[0], every[1], Sure(*every[2:]), form.form.confidence, form.vectors)
+
+
+def _sized(blank: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:
+    """Return tensors of the shapes that sums of so many classes have, given those of none."""
+    return {n: one if n == "scatter" else one.new_empty(classes, *one.shape[1:]) for n, one in blank.items()}
+
+
+def _check_part(known: Known, part: Mapping[str, Tensor], none: Kept) -> None:
+    """Refuse what is not kept of the photos of a class: it may come from anywhere."""
+    number = len(part["ids"])
+    wanted = {"features": none.features.new_empty(number, none.means.shape[1]), "ids": none.ids.new_empty(number, 2)}
+    if "scatter" in part:
+        scatter = none.sums["scatter"]
+        wanted |= {"count": scatter[0], "mean": none.means.new_empty(none.means.shape[1]), "scatter": scatter}
+    store.check_tensors(part, wanted)
+    there = set(digests_of(part["ids"]))
+    if not there <= set(known.digests) or ("scatter" not in part and len(there) != known.images):
+        raise ValueError(f"the features of class '{known.name}' are of other photos")
+
+
+def right(names: Sequence[str], left_out: LeftOut) -> dict[str, Score]:
+    """Return how often photos that were left out are told right, by class."""
+    hits = left_out.scores.argmax(1) == left_out.labels
+    number = torch.bincount(left_out.labels, minlength=len(names)).tolist()
+    found = torch.bincount(left_out.labels[hits], minlength=len(names)).tolist()
+    return {name: Score(n, hit) for name, n, hit in zip(names, number, found, strict=True)}
+
+
+def ids_of(digests: Sequence[str]) -> Tensor:
+    """Return digests as numbers, ``[n, 2]``."""
+    numbers = np.frombuffer(bytes.fromhex("".join(digests)), ">i8").astype(np.int64)
+    return torch.from_numpy(numbers.reshape(-1, 2))
+
+
+def digests_of(ids: Tensor) -> list[str]:
+    """Return what `ids_of` made numbers of."""
+    text = ids.numpy().astype(">i8").tobytes().hex()
+    return [text[at : at + DIGITS] for at in range(0, len(text), DIGITS)]
+
+
+def _key(bundle: Bundle) -> str:
+    """Return what sums are of: the features of all classes, in order."""
+    return hashlib.sha256(" ".join(known.features for known in bundle.classes).encode()).hexdigest()
+
+
+class Unseen(EdblError):
+    """Photos whose features are wanted to take them out of sums."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"of class '{name}' sums are kept, not each photo; give the photo's file")

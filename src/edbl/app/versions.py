@@ -1,0 +1,34 @@
+"""Versions of a model: each change made one, and any that is kept can be gone back to."""
+
+from pathlib import Path
+
+from edbl.app import bundle as disk
+from edbl.app.description import Bundle
+from edbl.errors import EdblError
+
+
+def undo(folder: Path, number: int | None = None) -> Bundle:
+    """Make the version that the model was made from the model again, or version ``number``; the other one stays."""
+    with disk.changing(folder) as found:
+        if number == found.version:
+            raise EdblError(f"{folder} is at version {number} already")
+        wanted = found.parent if number is None else number
+        if not wanted:
+            raise EdblError(f"{folder} is at its first version; there is nothing before it")
+        if wanted not in disk.versions(folder):
+            kept = ", ".join(str(one) for one in disk.versions(folder) if one != found.version) or "none"
+            raise EdblError(f"{folder} does not keep version {wanted} (any more); others that it keeps: {kept}")
+        return disk.restore(folder, wanted, found.version)
+
+
+def history(folder: Path) -> tuple[Bundle, list[Bundle]]:
+    """Return a model as it is, and all versions that are kept, itself among them, oldest first."""
+    now = disk.settle(folder)
+    others = [disk.read_version(folder, number) for number in disk.versions(folder) if number != now.version]
+    return now, sorted([now, *others], key=lambda one: one.version)
+
+
+def prune(folder: Path) -> int:
+    """Remove all versions but the model as it is; return how many bytes that has freed."""
+    with disk.changing(folder) as found:
+        return disk.prune(folder, found)
