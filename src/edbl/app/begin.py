@@ -37,6 +37,7 @@ class Begun:
     settings: Settings
     names: list[str]
     labels: list[int]  # of each row of the images, a number into ``names``
+    files: list[str]  # of each row, to name it
     digests: list[str]  # of each row; empty for a file that could not be read
     train: list[int]  # rows to learn from
     held: list[int]  # rows to measure with
@@ -62,7 +63,7 @@ def read(folder: Path) -> Begun | None:
     except EdblError as error:
         raise unusable(folder) from error
     rows = range(len(begun.labels))
-    fits = len(begun.digests) == len(rows) and all(row in rows for row in begun.train + begun.held)
+    fits = len(begun.digests) == len(begun.files) == len(rows) and all(row in rows for row in begun.train + begun.held)
     if foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
         raise unusable(folder)
     return begun
@@ -136,6 +137,7 @@ def _read(
         settings=settings,
         names=names,
         labels=labels,
+        files=[shown(photo.path) for photo in found],
         digests=digests,
         train=train,
         held=held,

@@ -46,6 +46,7 @@ def learn(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
     relabel: Relabel = False,
     start: Annotated[int | None, typer.Option("--from", help="Learn from this version, not the newest.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Learn photos too that look mislabelled.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
@@ -77,7 +78,7 @@ def learn(
 
     with (
         interruptible(how),
-        increment(model, request, device=device, discard=discard, say=terminal.say) as begun,
+        increment(model, request, device=device, discard=discard, yes=yes, say=terminal.say) as begun,
     ):
         if begun is None:
             return
@@ -86,6 +87,18 @@ def learn(
             learnt = begun.learn(progress)
         bundle = begun.commit(learnt)
     terminal.show(show.report(model, bundle))
+    terminal.tell(f"page: {model / disk.PAGE}")
+
+
+def page(model: Path, photos: list[Path], out: Path | None) -> None:
+    """Write the page of a model, with the photos of folders or lists."""
+    from edbl.app import page as pages
+    from edbl.app.bundle import settle
+
+    bundle = settle(model)
+    with terminal.console.status("making the page"):
+        made = pages.write(model, bundle, pictures=pages.find(photos, bundle.settings.image_size), place=out)
+    terminal.tell(f"page: {made}")
 
 
 def predict(
