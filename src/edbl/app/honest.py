@@ -25,7 +25,7 @@ FEWEST, MOST = 4, 200  # photos of a class whose learning curve is worked out
 LEAST_CURVES, CURVES = 5, 40  # classes; fewer say nothing, more would take long
 UNLIKELY = 0.003  # a probability of the class given, below which a photo looks like another
 LIKELY = 0.5  # and that of the other, from which on it is named
-FAR = -5.0  # standard deviations from how near photos of known classes are to the mean of their own
+FAR = -4.0  # standard deviations from how near photos are to the mean of their own class
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def suspects(left: Left) -> list[Suspect]:
     number = left.kept.counts[y]
     means = (number * left.kept.means[left.y] - left.x) / (number - 1)
     near = F.cosine_similarity(left.x, means)
-    away = near - near.median()  # which a few odd ones do not move
-    far = away < FAR * away.abs().median() / 0.6745
+    middle, low = near.median(), near.quantile(0.1)  # which a few odd ones do not move
+    far = near < middle + FAR * (middle - low).clamp(min=1e-6) / 1.2816
     rows = [row for row in (own - best).argsort().tolist() if unlike[row] or far[row]]
     return [Suspect(row, int(other[row]), float(best[row].exp()), not bool(unlike[row])) for row in rows]
 

@@ -12,6 +12,10 @@ from edbl.cli.options import Device
 from edbl.cli.stopping import interruptible
 from edbl.errors import EdblError, command
 
+Folders = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FOLDER]...", help="Photos, in FOLDER/CLASS/, or lists: .csv, .json, .xml. None: go on."),
+]
 Method = Annotated[
     str | None, typer.Option(help="Method to learn by, for good. Default: lda if the net is frozen, else edbl.")
 ]
@@ -28,10 +32,7 @@ Relabel = Annotated[
 
 def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it does not exist.")],
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Photos to learn, in FOLDER/CLASS/. None: go on."),
-    ] = None,
+    folders: Folders = None,
     method: Method = None,
     keep: Keep = None,
     memory: Annotated[str | None, typer.Option(help="Images to keep: per_class=20 (default) or total=2000.")] = None,
