@@ -575,7 +575,10 @@ def test_folders_that_cannot_be_learnt(tmp_path: Path, cli: Cli) -> None:
     assert "has no class folder" in refused(cli, "learn", model, tmp_path / "loose")
     assert "is a file" in refused(cli, "learn", model, tmp_path / "loose" / "x.png")
     (tmp_path / "hollow" / "cat").mkdir(parents=True)
-    assert "class 'cat' has no image" in refused(cli, "learn", model, tmp_path / "hollow")
+    save(tmp_path / "hollow" / "loose.png")
+    said = refused(cli, "learn", model, tmp_path / "hollow")
+    assert "class 'cat' has no image" in said
+    assert "(1 image outside of class folders left out: loose.png)" in said
     (tmp_path / "hollow" / "cat" / "x.png").write_text("no image")
     error = refused(cli, "learn", model, tmp_path / "hollow", "--skip-bad", *SHORT)
     assert "class 'cat' has no image that can be read" in error
@@ -1223,4 +1226,4 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     with Crossings() as predicting:
         assert cli(*asked).code == 0
     assert 50 < predicting.total <= 140
-    assert len(predicting.files) <= 28
+    assert len(predicting.files) <= 30

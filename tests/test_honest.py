@@ -92,13 +92,15 @@ def test_wrong_labels_are_found_and_right_ones_are_not() -> None:
 def test_what_more_photos_bring_is_the_mean_of_like_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
     left = solved(*samples([16] * 10, 0.5))
     monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.4 + label / 1000, 0.3))
-    earlier, last = (100 * sum(values) / 10 for values in zip(*[(0.1 - k / 1000, 0.1 + k / 1000) for k in range(10)]))
+    parts = [(0.1 - k / 1000, 0.1 + k / 1000) for k in range(10)]
+    earlier, last = (100 * sum(values) / 10 for values in zip(*parts, strict=True))
     heavy, light = torch.exp(torch.tensor(-1.0)), torch.exp(torch.tensor(-4.0))  # by the square of doublings between
     wanted = float((heavy * last + light * earlier) / (heavy + light))
     found = honest.needs(left)
     assert found
     worst = found[0]
-    assert (worst.photos, worst.points) == (16, pytest.approx(wanted))
+    assert worst.photos == 16
+    assert worst.points == pytest.approx(wanted)
     assert 0 < worst.low < worst.points < worst.high
     monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.5, 0.4 + label % 2 / 5))
     assert honest.needs(left) == []  # the curve does not tell
@@ -116,7 +118,7 @@ def test_shares_of_mistakes_of_a_quarter_a_half_and_all_are_those_of_fits() -> N
 
 def test_nothing_can_be_left_out_of_single_photos() -> None:
     exact = Exact.new(SETTINGS, WIDTH)
-    exact.learn(*[samples([1, 1], 1)[0], ["0" * 32, "1" * 32], ["a", "b"]])
+    exact.learn(samples([1, 1], 1)[0], ["0" * 32, "1" * 32], ["a", "b"])
     assert honest.left(exact, *exact.solve()) is None
 
 

@@ -2,8 +2,11 @@
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from PIL import Image
 from torch import Generator, Tensor, nn
 from torch.nn import functional as F
 
+import edbl
+from edbl import store as entries
 from edbl.app import bundle as store
 from edbl.app import photos
 from edbl.app.edit import forget, forget_photos, merge
@@ -27,7 +33,7 @@ from edbl.nets.pooled import Pooled
 from edbl.nets.sure import threshold
 from tests.conftest import Cli
 from tests.photos import write_digits
-from tests.test_bundle import referenced
+from tests.test_bundle import referenced, writes
 from tests.vectors import seeded
 
 OPTIONS = ["--backbone", "stand-in", "--device", "cpu"]
@@ -63,7 +69,8 @@ class StandIn:
         self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], device: torch.device
     ) -> Tensor:
         say(len(x))
-        return Pool()((x.float() / 255 - 0.5) / 0.25).unsqueeze(1).half()
+        found: Tensor = Pool()((x.float() / 255 - 0.5) / 0.25)
+        return found.unsqueeze(1).half()
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +143,7 @@ def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp
     model = tmp_path / "model"
     learn(cli, model, folders[0], *OPTIONS)
     assert cli("forget", model, "digit 1").code == 0
+    assert "unknown class 'Digit 1': 'digit 1' was forgotten on 20" in cli("forget", model, "Digit 1").err
     found = cli("learn", model, folders[0])
     assert "learnt 1 new class (digit 1) from 9 images" in found.out
     assert "12 images left out: given twice, or known to the model already" in found.err
@@ -301,6 +309,12 @@ def test_models_become_one_as_if_it_had_learnt_all(
         assert cli("rename", tmp_path / "b", "digit 0", "nil").code == 0
         error = cli("join", tmp_path / "c", tmp_path / "a", tmp_path / "b").err
         assert "the same photo is of class 'digit 0' in one model and of 'nil' in another" in error
+    if many == 1000:
+        for name in ("a", "b"):
+            learn(cli, tmp_path / f"{name} whole", folders[ord(name) - ord("a")], *OPTIONS, "--keep", "photos")
+        assert cli("join", tmp_path / "photos", tmp_path / "a whole", tmp_path / "b whole").code == 0
+        assert len(list((tmp_path / "photos" / "exemplars").iterdir())) == 42
+        assert referenced(tmp_path / "photos")
     learn(cli, tmp_path / "d", folders[3], *OPTIONS, "--method", "ridge")
     with pytest.raises(EdblError, match="they cannot be joined"):
         join(tmp_path / "e", [tmp_path / "a", tmp_path / "d"])
@@ -485,6 +499,7 @@ def test_lines_of_any_are_refused_in_words(folders: list[Path], tmp_path: Path, 
         (["forget", model, "digit 0", "--photo", folders[0] / "digit 0" / "000.png"], "one of both"),
         (["forget", model, "--photo", tmp_path / "none.png"], "cannot read"),
         (["forget", model, "--photo", *_photos(folders[0] / "digit 1")], "would have no photo left"),
+        (["forget", model, "ping"], "unknown class 'ping': known: digit 0, digit 1"),
         (["prune", tmp_path / "none"], "does not exist"),
         (["undo", tmp_path / "none"], "does not exist"),
         (["history", tmp_path / "none"], "does not exist"),
@@ -496,3 +511,96 @@ def test_lines_of_any_are_refused_in_words(folders: list[Path], tmp_path: Path, 
 def _photos(folder: Path) -> list[Any]:
     paths = sorted(folder.iterdir())
     return [paths[0], *(word for path in paths[1:] for word in ("--photo", path))]
+
+
+def test_from_python(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
+    model = edbl.open(tmp_path / "model", device="cpu")
+    model.learn(folders[0], backbone="stand-in")
+    assert (model.classes, model.version) == (["digit 0", "digit 1"], 1)
+    one, two = sorted((folders[1] / "digit 2").iterdir())[:2]
+    assert repr(model) == f"edbl.open('{tmp_path / 'model'}')"
+    arrays = [np.asarray(Image.open(path)) for path in sorted((folders[1] / "digit 2").iterdir())]
+    model.learn({"digit 2": arrays, "digit 1": [Image.open(p) for p in sorted((folders[1] / "digit 1").iterdir())]})
+    model.learn([*sorted((folders[2] / "digit 0").iterdir())], ["digit 0"] * 3)
+    learn(cli, tmp_path / "whole", *folders[:2], *OPTIONS)
+    model.undo()
+    assert same(tmp_path / "model", tmp_path / "whole")
+    by_file = model.predict([one, two])
+    by_pixels = model.predict([np.asarray(Image.open(one)), Image.open(two)])
+    assert [found.best for found in by_file] == [found.best for found in by_pixels]
+    assert [str(found.path) for found in by_pixels] == ["0", "1"]
+    assert model.predict(str(one), top=1)[0].best[0][0] == "digit 2"
+    assert len(model.predict(folders[1])) == 21
+    assert len(model.predict(np.stack(arrays))) == 15
+    assert len(model.predict(arrays[0])) == 1
+    model.forget("digit 1")
+    model.forget(photos=[one])
+    assert model.classes == ["digit 0", "digit 2"]
+    assert {name for name, _ in model.predict(two)[0].best} == {"digit 0", "digit 2"}
+    assert cli("undo", tmp_path / "model", "--to", 1).code == 0
+    assert {name for name, _ in model.predict(two)[0].best} == {"digit 0", "digit 1"}
+
+
+def test_what_python_gives_is_checked(folders: list[Path], tmp_path: Path) -> None:
+    model, grey = edbl.open(tmp_path / "model"), np.zeros((8, 8), np.uint8)
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: model.classes, "does not exist"),
+        (lambda: model.learn(folders[0], backbones="stand-in"), "no option backbones"),
+        (lambda: model.learn([grey]), "images need labels"),
+        (lambda: model.learn([grey], ["a", "b"]), "1 images and 2 labels"),
+        (lambda: model.learn([grey], [3]), "label 3 is no name"),  # type: ignore[list-item]
+        (lambda: model.learn([grey.astype(float)], ["a"]), "not ndarray of float64"),
+        (lambda: model.learn({"a": [grey]}, ["a"]), "leave out labels"),
+        (lambda: model.forget(), "one of both"),
+    ]
+    for call, message in wrong:
+        with pytest.raises(EdblError, match=message):
+            call()
+    assert not (tmp_path / "model").exists()
+
+
+def test_killed_at_any_moment_a_closed_form_is_the_old_or_the_new_one(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, folders[0], *OPTIONS)
+    old = probabilities(model)[0]
+    commands: list[list[object]] = [["learn", folders[1]], ["forget", "digit 0"], ["merge", "digit 0", "digit 1"]]
+    for name, *more in commands:
+        whole = Path(shutil.copytree(model, tmp_path / f"{name} whole"))
+        names = writes(monkeypatch, partial(cli, name, whole, *more))
+        commit = names.index(store.MODEL) + 1
+        for write in range(1, len(names) + 2):  # before each write; the last time after all of them
+            copy = Path(shutil.copytree(model, tmp_path / f"{name} {write}"))
+            stopped(monkeypatch, partial(cli, name, copy, *more), write)
+            assert torch.equal(probabilities(copy)[0], old if write <= commit else probabilities(whole)[0]), names
+            if write <= commit:
+                assert cli(name, copy, *more).code == 0
+                assert same(copy, whole)
+            assert cli("info", copy).code == 0
+            assert referenced(copy)
+            assert not (copy / store.WRITING).exists()
+
+
+class Killed(BaseException):
+    """What stands for the end of a process: nothing catches it."""
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], write: int) -> None:
+    """Do work, as if the process ended before the given write of a file."""
+    numbers, replacing, dead = count(1), entries.replacing, False
+
+    @contextmanager
+    def watched(path: Path) -> Iterator[Path]:
+        nonlocal dead
+        if next(numbers) == write:
+            dead = True
+            raise Killed
+        with replacing(path) as temporary:
+            yield temporary
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entries, "replacing", watched)
+        patch.setattr(store, "discard", lambda folder, own=store.discard: False if dead else own(folder))
+        with suppress(Killed):
+            work()

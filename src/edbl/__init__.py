@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from edbl.app.estimator import EDBLClassifier
+    from edbl.app.opened import open
     from edbl.engine.run import resume, run
     from edbl.errors import EdblError
     from edbl.recipe import Recipe
@@ -13,7 +14,18 @@ if TYPE_CHECKING:
     from edbl.users import register
 
 __version__ = "0.1.0"
-__all__ = ["EDBLClassifier", "EdblError", "Recipe", "Record", "__version__", "frame", "register", "resume", "run"]
+__all__ = [
+    "EDBLClassifier",
+    "EdblError",
+    "Recipe",
+    "Record",
+    "__version__",
+    "frame",
+    "open",
+    "register",
+    "resume",
+    "run",
+]
 
 _HOMES = {
     "EDBLClassifier": "edbl.app.estimator",
@@ -21,6 +33,7 @@ _HOMES = {
     "Recipe": "edbl.recipe",
     "Record": "edbl.records",
     "frame": "edbl.report.long",
+    "open": "edbl.app.opened",
     "register": "edbl.users",
     "resume": "edbl.engine.run",
     "run": "edbl.engine.run",

@@ -34,15 +34,18 @@ def happened(error: Exception, place: str) -> None:
     error.__dict__.setdefault("places", []).insert(0, place)
 
 
-def unknown(kind: str, name: str, known: Iterable[str], short: Iterable[str] = (), listing: str = "") -> EdblError:
+def unknown(
+    kind: str, name: str, known: Iterable[str], short: Iterable[str] = (), listing: str = "", most: int = 0
+) -> EdblError:
     """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms.
 
-    If none is near it names all, or says that ``listing``, a command, does.
+    If none is near it names all, or ``most``, or says that ``listing``, a command, does.
     """
     names = sorted(known)
     forms = {form.casefold(): form for form in (*short, *names)}
     near = difflib.get_close_matches(name.casefold(), forms, n=1, cutoff=0.5)
-    there = f"{listing} names all" if listing else f"known: {', '.join(names)}"
+    more = f" and {len(names) - most:,} more" if 0 < most < len(names) else ""
+    there = f"{listing} names all" if listing else f"known: {', '.join(names[: most or None])}{more}"
     hint = f"did you mean '{forms[near[0]]}'?" if near else there
     return EdblError(f"unknown {kind} '{name}': {hint}")
 

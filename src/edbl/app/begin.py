@@ -76,9 +76,12 @@ def unusable(folder: Path) -> EdblError:
     )
 
 
-def begin(folder: Path, request: Request, base: Contents | None, device: torch.device, say: Say) -> Begun:
-    """Read all photos, and choose what to learn from and what to hold out."""
+def begin(
+    folder: Path, request: Request, base: Contents | None, device: torch.device, say: Say, given: Sequence[Photo] = ()
+) -> Begun:
+    """Read all photos, those in folders and those ``given``, and choose what to learn from and what to hold out."""
     found, notes = importers.find([Path(name) for name in request.folders])
+    found += given
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
     drop(folder, say)  # only now, when the new one makes sense
     (folder / INCREMENT).mkdir()

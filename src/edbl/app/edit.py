@@ -17,10 +17,11 @@ from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.learn import judged, measure
 from edbl.app.opening import held_out, leave_out, load, open_model
+from edbl.data.folder import Pixels
 from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError, unknown
-from edbl.text import class_name, first, shown
+from edbl.text import NAMED, class_name, first, shown
 
 
 def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
@@ -141,9 +142,13 @@ def merge(folder: Path, names: Sequence[str], new: str | None = None) -> Bundle:
 def known_class(bundle: Bundle, name: str) -> Known:
     """Return a class by its name."""
     found = [known for known in bundle.classes if known.name == name]
-    if not found:
-        raise unknown("class", name, bundle.names)
-    return found[0]
+    if found:
+        return found[0]
+    gone = {old.casefold(): (old, e.date) for e in bundle.history if e.kind == "forget" for old in e.classes}
+    if name.casefold() in gone and name.casefold() not in {there.casefold() for there in bundle.names}:
+        old, date = gone[name.casefold()]
+        raise EdblError(f"unknown class '{name}': '{old}' was forgotten on {date[:10]}")
+    raise unknown("class", name, bundle.names, most=NAMED)
 
 
 def _check_free(bundle: Bundle, old: str, new: str) -> None:
@@ -153,8 +158,16 @@ def _check_free(bundle: Bundle, old: str, new: str) -> None:
         raise EdblError(f"'{old}' cannot be renamed to '{new}': {what}")
 
 
-def commit(folder: Path, bundle: Bundle, exact: Exact, kind: Kind, classes: Sequence[str], images: int) -> None:
-    """Solve for a closed form that was changed, and make it the next version."""
+def commit(
+    folder: Path,
+    bundle: Bundle,
+    exact: Exact,
+    kind: Kind,
+    classes: Sequence[str],
+    number: int,
+    images: Mapping[str, Pixels] | None = None,
+) -> None:
+    """Solve for a closed form that was changed, by a ``number`` of photos, and make it the next version."""
     started = time.monotonic()
     answers, left_out = exact.solve()
     bundle.classes.sort(key=lambda known: exact.names.index(known.name))
@@ -165,7 +178,7 @@ def commit(folder: Path, bundle: Bundle, exact: Exact, kind: Kind, classes: Sequ
             date=now(),
             classes=list(classes),
             refreshed=[],
-            images=images,
+            images=number,
             exemplars=0,
             seconds=round(time.monotonic() - started, 2),
             scores=right(exact.names, left_out),
@@ -173,7 +186,7 @@ def commit(folder: Path, bundle: Bundle, exact: Exact, kind: Kind, classes: Sequ
             after={},
         )
     )
-    disk.write(folder, bundle, exact.tensors(answers), {}, exact.files(bundle))
+    disk.write(folder, bundle, exact.tensors(answers), images or {}, exact.files(bundle))
     exact.save_sums(folder, bundle)
 
 

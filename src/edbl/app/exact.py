@@ -5,7 +5,7 @@ It is the same however the same photos came, and without a class or a photo as i
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -69,6 +69,7 @@ class Exact:
     kept: Kept | Pooled
     form: type[Form]
     vectors: Callable[[Tensor], Tensor]
+    changed: set[str] = field(default_factory=set)  # classes of which other photos are kept than on disk
     factor: float = 1.0  # by which scores become logits, where nothing is kept to find it anew
     former: Sure | None = None
     found: Closed | None = None  # what it answers by, once it is solved
@@ -118,6 +119,7 @@ class Exact:
         """Take in photos, by the name of each one's class, new or known."""
         self.names += [name for name in dict.fromkeys(names) if name not in self.names]
         number = {name: k for k, name in enumerate(self.names)}
+        self.changed |= set(names)
         labels = torch.tensor([number[name] for name in names])
         if isinstance(self.kept, Pooled):
             self.kept = self.kept.add(self._halved(features), labels)
@@ -130,6 +132,7 @@ class Exact:
     def drop(self, name: str, digests: Sequence[str], features: Tensor | None = None) -> None:
         """Take out photos of a class; of one of which only sums are kept, ``features`` of all of them are wanted."""
         label = self.names.index(name)
+        self.changed.add(name)
         labels = torch.full((len(digests),), label)
         if isinstance(self.kept, Pooled):
             if features is None:
@@ -160,6 +163,7 @@ class Exact:
         for other in others:
             self._join(other, first)
         self.names[self.names.index(first)] = new
+        self.changed.add(new)
 
     def _join(self, other: str, first: str) -> None:
         label, into = self.names.index(other), self.names.index(first)
@@ -188,6 +192,7 @@ class Exact:
             parts[name] = united(parts[name], part, self.vectors) if name in parts else part
         none = Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
         self.names = list(parts)
+        self.changed |= set(other.names)
         self.kept = Kept.joined(list(parts.values()), none)
 
     def solve(self, fresh: tuple[Tensor, Sequence[str]] | None = None) -> tuple[Answers, LeftOut]:
@@ -231,11 +236,13 @@ class Exact:
         return own
 
     def files(self, bundle: Bundle) -> dict[str, bytes]:
-        """Name the file with each class's features in ``bundle``, and return them by name."""
+        """Name the file with each class's features in ``bundle``, and return by name those that are not there yet."""
         made: dict[str, bytes] = {}
         if isinstance(self.kept, Pooled):
             return made
         for known in bundle.classes:
+            if known.features and known.name not in self.changed:
+                continue
             part = dict(self.kept.part(self.names.index(known.name)))
             order = np.lexsort(part["ids"].numpy().view(np.uint64).T[::-1])  # whatever order they came in
             part |= {name: part[name][torch.from_numpy(order)] for name in ("features", "ids")}

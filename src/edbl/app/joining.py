@@ -6,10 +6,11 @@ from pathlib import Path
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app.description import Bundle
+from edbl.app.description import EXEMPLARS, Bundle
 from edbl.app.edit import commit
 from edbl.app.exact import UNIT, Exact
 from edbl.app.opening import load
+from edbl.data.folder import Pixels
 from edbl.errors import EdblError
 from edbl.text import shown
 
@@ -28,18 +29,25 @@ def join(out: Path, models: Sequence[Path]) -> Bundle:
     made = Bundle(first.settings, first.recipe, [], [], 0, 0, [], "cnn")
     exact: Exact | None = None
     owners: dict[str, str] = {}
+    images: dict[str, Pixels] = {}
     for model, bundle in zip(models, bundles, strict=True):
-        other = Exact.of(model, load(model, bundle))
+        contents = load(model, bundle, also=[EXEMPLARS])
+        other, images = Exact.of(model, contents), images | contents.images
         _note(made, bundle, owners)
         if exact is None:
             exact = other
         else:
-            exact.join(other)
+            try:
+                exact.join(other)
+            except ValueError as error:
+                raise EdblError(
+                    f"{model} has photos in common with the others, of a class of so many that sums are kept of it"
+                ) from error
     assert exact is not None
     made.seen_images, made.increments = sum(known.images for known in made.classes), len(models)
     out.mkdir(parents=True, exist_ok=True)
     with store.lock(out):
-        commit(out, made, exact, "join", made.names, made.seen_images)
+        commit(out, made, exact, "join", made.names, made.seen_images, images)
     return made
 
 
@@ -75,4 +83,4 @@ def _note(made: Bundle, bundle: Bundle, owners: dict[str, str]) -> None:
             there[0].add(known.digests)
             there[0].exemplars = list(dict.fromkeys([*there[0].exemplars, *known.exemplars]))
         else:
-            made.classes.append(replace(known))
+            made.classes.append(replace(known, features=""))  # whose file is yet to be written

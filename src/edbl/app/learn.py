@@ -22,6 +22,7 @@ from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
+from edbl.app.photos import Photo
 from edbl.app.predict import SURE
 from edbl.app.settings import Request
 from edbl.data.folder import Pixels
@@ -45,19 +46,21 @@ def increment(
     discard: bool = False,
     yes: bool = False,
     say: Say = print,
+    given: Sequence[Photo] = (),
 ) -> Iterator["Increment | None"]:
     """Begin an increment, or go on with the one that was begun; None if there is nothing to learn.
 
-    The model is locked meanwhile. With ``yes`` photos are learnt that look mislabelled.
+    It learns from photos in the folders of the request and from those ``given``; with ``yes`` also from those that look
+    mislabelled. The model is locked meanwhile.
     """
     request.check()
     where = pick_device(device)
     there = folder.exists()
-    made = _make(folder, request)
+    made = _make(folder, request, bool(given))
     with lock(folder):
         found = disk.heal(folder)
         try:
-            begun = _begin(folder, request, found, where, discard, say)
+            begun = _begin(folder, request, found, where, discard, say, given)
             if begun:
                 begun.yes = yes
             yield begun
@@ -70,7 +73,7 @@ def increment(
                         folder.rmdir()
 
 
-def _make(folder: Path, request: Request) -> bool:
+def _make(folder: Path, request: Request, given: bool) -> bool:
     """Make the folder of a new model, or see that it is one; tell whether it is new."""
     if folder.exists() and not folder.is_dir():
         raise EdblError(f"{folder} is a file; give the name of a model, or of a folder that does not exist yet")
@@ -89,7 +92,7 @@ def _make(folder: Path, request: Request) -> bool:
         raise EdblError(f"{models[0]} is a model; give a folder that has a sub-folder of images for each class")
     if there:
         return False
-    if not request.folders:
+    if not request.folders and not given:
         raise EdblError(f"there is no model {folder} yet; {command('learn', folder, 'FOLDER')} makes one from photos")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +110,13 @@ def _others(folder: Path, there: bool) -> list[Path]:
 
 
 def _begin(
-    folder: Path, request: Request, found: Bundle | None, device: torch.device, discard: bool, say: Say
+    folder: Path,
+    request: Request,
+    found: Bundle | None,
+    device: torch.device,
+    discard: bool,
+    say: Say,
+    given: Sequence[Photo],
 ) -> "Increment | None":
     if discard:
         if not request.folders and request != Request():
@@ -127,14 +136,14 @@ def _begin(
     fresh = begun is None
     base = _base(folder, found, begun.request.start if begun else request.start)
     if begun is None:
-        if not request.folders:
+        if not request.folders and not given:
             raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
         try:
-            begun = begin.begin(folder, request, base, device, say)
+            begun = begin.begin(folder, request, base, device, say, given)
         except begin.Complete as error:
             say(str(error))
             return None
-    elif not _same(request, begun.request):
+    elif given or not _same(request, begun.request):
         raise EdblError(
             f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
             f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"

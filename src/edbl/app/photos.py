@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
-from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side
+from edbl.data.folder import EXTENSIONS, Decoded, Pixels, Walk, decode, short_side, squared
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError
 from edbl.text import class_name, shown
@@ -25,10 +26,15 @@ Array = npt.NDArray[np.uint8]  # [n, 3, size, size]
 
 @dataclass(frozen=True)
 class Photo:
-    """A file and the name of its class."""
+    """A file and the name of its class; or an image that is in memory, of which ``path`` is what it is called."""
 
     path: Path
     name: str
+    image: Image.Image | None = None
+
+    def read(self, size: int) -> Decoded:
+        """Return it as bytes of ``size``."""
+        return read(self.path, size) if self.image is None else Decoded(squared(self.image, size))
 
 
 def find(folders: Sequence[Path]) -> tuple[list[Photo], list[str]]:
@@ -106,7 +112,8 @@ def listed(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
 def usual_size(photos: Sequence[Photo]) -> int:
     """Return the image size for learning from scratch: 32 where most photos are small, else 64."""
     step = max(1, len(photos) // PEEKED)
-    sides = in_threads(lambda photo: short_side(photo.path), photos[::step], "looking at images")
+    some = photos[::step]
+    sides = in_threads(lambda p: min(p.image.size) if p.image else short_side(p.path), some, "looking at images")
     known = [side for side in sides if side]
     return LARGE if known and statistics.median(known) > SMALL_UP_TO else SMALL
 
@@ -122,7 +129,7 @@ def read_into(file: Path, photos: Sequence[Photo], size: int) -> list[tuple[Deco
     _fill(file)
 
     def work(row: int) -> tuple[Decoded, str]:
-        decoded = read(photos[row].path, size)
+        decoded = photos[row].read(size)
         if decoded.pixels is None:
             return decoded, ""
         array[row] = decoded.pixels

@@ -172,8 +172,13 @@ class Walk:
         return notes
 
     def unfollowed(self) -> str:
-        """Return how many links were not followed, as an addition to a message."""
-        return f" ({count(list(self.links), 'link')} out of {shown(self.folder)} not followed)" if self.links else ""
+        """Return what was left aside where nothing was found, as an addition to a message."""
+        told = [f"{count(list(self.links), 'link')} out of {shown(self.folder)} not followed"] if self.links else []
+        if loose := [path for path in self.loose if _is_image(path)]:
+            told.append(f"{count(loose, 'image')} outside of class folders left out: {self.named(loose)}")
+        if self.others:
+            told.append(f"{count(self.others, 'file')} without an image extension ignored: {self.named(self.others)}")
+        return f" ({'; '.join(told)})" if told else ""
 
     def named(self, paths: Sequence[Path]) -> str:
         """Return the first few paths, relative to the folder."""
@@ -289,7 +294,7 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
                 image.draft(None, (2 * size, 2 * size))
             if image.width * image.height > MAX_PIXELS:
                 raise _BadImage("more than 100 million pixels")
-            return Decoded(_square(_rgb(_upright(image)), size), converted=image.mode != "RGB")
+            return Decoded(squared(image, size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         return Decoded(None, bad=_reason(error))
 
@@ -304,6 +309,11 @@ def _formats(path: Path) -> tuple[str, ...]:
         raise _BadImage("HEIC: run `pip install 'edbl[heic]'`") from error
     register_heif_opener(thumbnails=False)
     return ("HEIF", *FORMATS)  # which may have another name than it should
+
+
+def squared(image: Image.Image, size: int) -> Pixels:
+    """Return the pixels of an image as `decode` would: its centre square, scaled to ``size``."""
+    return _square(_rgb(_upright(image)), size)
 
 
 def _upright(image: Image.Image) -> Image.Image:

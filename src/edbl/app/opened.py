@@ -1,0 +1,160 @@
+"""A model from Python: `edbl.open`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from edbl.app import bundle as disk
+from edbl.app import edit, versions
+from edbl.app.learn import increment
+from edbl.app.photos import Photo
+from edbl.app.predict import UNKNOWN, Prediction, Predictor
+from edbl.app.settings import Request
+from edbl.data.folder import Decoded, squared
+from edbl.engine.progress import Progress
+from edbl.errors import EdblError
+from edbl.text import class_name
+
+# A file, an image of Pillow, or an array of 8-bit pixels, ``[h, w]``, ``[h, w, 3]`` or ``[h, w, 4]``.
+Given = str | PathLike[str] | Image.Image | NDArray[Any]
+
+
+def open(folder: str | PathLike[str], device: str = "auto") -> "Opened":
+    """Return the model in a folder; it is made by its first `Opened.learn` if it is not there yet."""
+    return Opened(Path(folder), device)
+
+
+class Opened:
+    """A model in a folder, which every call finds as it is by then: others may change it, and each change is there."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder, self.device = folder, device
+        self._asked: tuple[int, float, Predictor] | None = None  # the version and rate of what answered last
+
+    def __repr__(self) -> str:
+        """Return how to open it."""
+        return f"edbl.open({str(self.folder)!r})"
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of its classes."""
+        return disk.settle(self.folder).names
+
+    @property
+    def version(self) -> int:
+        """The number of the version that it is at."""
+        return disk.settle(self.folder).version
+
+    def predict(self, images: Given | Sequence[Given], top: int = 3, unknown: float = UNKNOWN) -> list[Prediction]:
+        """Return the ``top`` classes of images, a folder of images or one image, in order.
+
+        Of an image that is no file, ``path`` is its place among those given. At most the share ``unknown`` of photos of
+        known classes is called unknown.
+        """
+        if not isinstance(top, int) or top < 1:
+            raise EdblError(f"top={top} must be a whole number of 1 or more")
+        predictor = self._predictor(unknown)
+        if isinstance(images, str | PathLike):
+            return list(predictor([Path(images)], top, quiet=True))
+        found: list[Prediction] = []
+        size = predictor.settings.image_size
+        for number, one in enumerate(_listed(images)):
+            if isinstance(one, str | PathLike):
+                found += predictor([Path(one)], top, quiet=True)
+            else:
+                found += predictor.told([Path(str(number))], [Decoded(squared(_image(one), size))], top)
+        return found
+
+    def learn(
+        self,
+        images: str | PathLike[str] | Sequence[Given] | NDArray[Any] | Mapping[str, Iterable[Given]],
+        labels: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Learn from images and the class of each, from a mapping of classes to images, or from folders of classes.
+
+        ``options`` are those of `edbl learn`: ``method``, ``keep``, ``backbone``, ``tune``, ``image_size``, ``memory``,
+        ``memory_mb``, ``seed``, ``validation``, ``skip_bad``, ``relabel``, ``start`` (a version), and ``given``, values
+        of a recipe by key.
+        """
+        if unknown := sorted(options.keys() - Request.__dataclass_fields__.keys() | options.keys() & {"folders"}):
+            raise EdblError(f"there is no option {unknown[0]} to learn with")
+        folders, given = _to_learn(images, labels)
+        request = Request(folders=[str(Path(folder).resolve()) for folder in folders], **options)
+        with increment(self.folder, request, device=self.device, say=lambda note: None, given=given) as begun:
+            if begun is not None:
+                begun.prepare()
+                begun.commit(begun.learn(Progress()))
+
+    def forget(self, *classes: str, photos: Sequence[str | PathLike[str]] = ()) -> None:
+        """Forget classes, or photos, given as files."""
+        if bool(classes) == bool(photos):
+            raise EdblError("name classes to forget, or photos; one of both")
+        if classes:
+            edit.forget(self.folder, classes, self.device)
+        else:
+            edit.forget_photos(self.folder, [Path(one) for one in photos], self.device)
+
+    def undo(self, to: int | None = None) -> None:
+        """Go back to the version before the last change, or to any that is kept."""
+        versions.undo(self.folder, to)
+
+    def _predictor(self, unknown: float) -> Predictor:
+        version = self.version
+        if self._asked is None or self._asked[:2] != (version, unknown):
+            self._asked = version, unknown, Predictor(self.folder, None, self.device, unknown)
+        return self._asked[2]
+
+
+def _to_learn(images: Any, labels: Sequence[str] | None) -> tuple[list[Any], list[Photo]]:
+    """Return folders to learn from, and single images."""
+    if isinstance(images, Mapping):
+        if labels is not None:
+            raise EdblError("images are given by class already; leave out labels")
+        return [], [_photo(one, name, k) for k, (name, one) in enumerate((n, i) for n in images for i in images[n])]
+    one = isinstance(images, str | PathLike)
+    if labels is None:
+        folders = [images] if one else list(_listed(images))
+        if not all(isinstance(folder, str | PathLike) for folder in folders):
+            raise EdblError("images need labels: the name of the class of each")
+        return folders, []
+    every = list(_listed(images))
+    if len(every) != len(labels) or isinstance(labels, str):
+        raise EdblError(f"there are {len(every):,} images and {len(labels):,} labels; give one for each")
+    return [], [_photo(one, name, k) for k, (one, name) in enumerate(zip(every, labels, strict=True))]
+
+
+def _photo(given: Any, name: object, number: int) -> Photo:
+    if not isinstance(name, str) or not name.strip():
+        raise EdblError(f"label {name!r} is no name of a class")
+    if isinstance(given, str | PathLike):
+        return Photo(Path(given), class_name(name))
+    return Photo(Path(str(number)), class_name(name), _image(given))
+
+
+def _listed(images: Any) -> Sequence[Any]:
+    """Return one image, or several, as several."""
+    if isinstance(images, str | PathLike | Image.Image):
+        return [images]
+    if isinstance(images, np.ndarray):
+        single = images.ndim == 2 or (images.ndim == 3 and images.shape[2] in (3, 4))
+        return [images] if single else list(images)
+    return list(images)
+
+
+def _image(given: Any) -> Image.Image:
+    """Return an image of Pillow."""
+    if isinstance(given, Image.Image):
+        return given
+    array = np.asarray(given)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise EdblError(
+            f"an image is a file, an image of Pillow, or an array of uint8 [h, w], [h, w, 3] or [h, w, 4], not "
+            f"{type(given).__name__} of {array.dtype} {list(array.shape)}"
+        )
+    return Image.fromarray(array)
