@@ -1105,8 +1105,8 @@ def test_folders_that_are_not_meant(tmp_path: Path, cli: Cli) -> None:
     found = learn(cli, model, tmp_path / "photos", *SHORT)
     assert f"class 'may' has all its images in folders below {folder}; if those are the classes" in found.err
     assert "is a model; give a folder" in refused(cli, "learn", tmp_path / "other", model)
-    (folder / "digit 0" / "pet.heic").touch()
-    assert "1 file without an image extension ignored: digit 0/pet.heic" in cli("predict", model, folder).err
+    (folder / "digit 0" / "pet.xcf").touch()
+    assert "1 file without an image extension ignored: digit 0/pet.xcf" in cli("predict", model, folder).err
     assert "is a file; give the folder of a model" in refused(cli, "info", model / store.MODEL)
 
 
@@ -1219,8 +1219,8 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu", *short)
-    assert 200 < learning.total <= 360
-    assert len(learning.files) <= 45
+    assert 200 < learning.total <= 500  # 130 of them for the page
+    assert len(learning.files) <= 50
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:

@@ -107,6 +107,33 @@ def test_leaving_a_sample_out_of_the_discriminant_equals_a_fit_without_it(counts
         torch.testing.assert_close(row, wanted, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("gone", [1, 2, 4, 5])
+@pytest.mark.parametrize("shrinkage", [0.01, 0.6])
+def test_leaving_several_samples_of_a_class_out_equals_a_fit_without_them(gone: int, shrinkage: float) -> None:
+    features, y = samples([5, 3, 6])
+    x = vectors(features.double())
+    classes = of(features, y, Discriminant)
+    form = Discriminant(classes, x, y)
+    found = form.without(0, (x[:gone] - classes.means[0]) @ form.axes, shrinkage)
+    ridge = shrinkage * float(classes.scatter.trace()) / (len(x) - 3) / WIDTH
+    groups = [group for group in (x[gone:5], x[5:8], x[8:]) if len(group)]
+    rows = [literal_discriminant(one, groups, shrinkage, ridge) for one in x[:gone]]
+    wanted = torch.tensor(rows, dtype=torch.float64)
+    found = found[:, -len(groups) :]
+    assert (gone < 5) == bool(form.without(0, form.x[:gone], shrinkage)[:, 0].isfinite().all())
+    torch.testing.assert_close(found - found[:, :1], wanted - wanted[:, :1], rtol=1e-7, atol=1e-7)
+
+
+def test_where_nothing_scatters_the_nearest_of_the_other_means_are_left() -> None:
+    x = torch.eye(3).double().repeat_interleave(2, 0)
+    classes = Classes(torch.full((3,), 2.0).double(), torch.eye(3).double(), torch.zeros(3, 3).double())
+    form = Discriminant(classes, x, torch.arange(3).repeat_interleave(2))
+    assert form.without(1, form.x[2:3], 0.5)[0].argmax() == 1
+    lonely = form.without(1, form.x[2:4], 0.5)
+    torch.testing.assert_close(lonely[:, 0], lonely[:, 2])
+    assert lonely[:, 1].isneginf().all()
+
+
 def reference(x: Tensor, y: Tensor, counts: Tensor, penalty: float) -> Reference:
     """Return scikit-learn's ridge regression; classes weigh alike."""
     labels = torch.nn.functional.one_hot(y, len(counts)).double()

@@ -2,6 +2,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from edbl import metrics
 from edbl.metrics import Difference
@@ -224,3 +225,22 @@ def test_one_pair_and_equal_pairs_have_no_test(values: tuple[float, ...]) -> Non
 def test_the_same_difference_everywhere() -> None:
     assert Difference((1.0, 1.0, 1.0)).half == 0.0
     assert Difference((1.0, 1.0, 1.0)).t_test == 0.0
+
+
+@pytest.mark.parametrize(("right", "images"), [(48, 48), (0, 5), (7, 20), (1, 1)])
+def test_the_interval_of_a_share_is_wilsons(right: int, images: int) -> None:
+    wanted = binomtest(right, images).proportion_ci(method="wilson")
+    np.testing.assert_allclose(metrics.interval(right, images), (wanted.low, wanted.high), atol=1e-7)
+
+
+def test_the_share_of_nothing_may_be_anything() -> None:
+    assert metrics.interval(0, 0) == (0.0, 1.0)
+
+
+def test_calibration_error_is_the_mean_gap_of_bins() -> None:
+    confidence = np.array([0.61, 0.65, 0.95, 1.0])  # bins 10 and 15 of 15
+    right = np.array([True, False, True, True])
+    wanted = (2 * abs(0.5 - 0.63) + 2 * abs(1 - 0.975)) / 4
+    assert metrics.calibration_error(confidence, right) == pytest.approx(wanted)
+    assert metrics.calibration_error(np.ones(3), np.ones(3, bool)) == 0
+    assert math.isnan(metrics.calibration_error(np.ones(0), np.ones(0, bool)))

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Confusion = NDArray[np.integer[Any]]  # [seen, seen]
+Z = 1.959964  # standard deviations to either side that hold 95% of a normal distribution
 
 
 def accuracy(confusion: Confusion) -> float:
@@ -114,6 +115,26 @@ def summary(confusions: Sequence[Confusion], sizes: Sequence[int]) -> dict[str, 
         "new_accuracy": new_accuracy(last, old),
         "share_predicted_new": share_predicted_new(last, old),
     }
+
+
+def interval(right: float, images: int) -> tuple[float, float]:
+    """Return Wilson's 95% interval of a share, of which ``right`` of ``images`` are an example; all of it for none."""
+    if not images:
+        return 0.0, 1.0
+    share, z = right / images, Z / images
+    middle = (share + Z * z / 2) / (1 + Z * z)
+    half = math.sqrt(z * Z * share * (1 - share) + z * z * Z * Z / 4) / (1 + Z * z)
+    return max(middle - half, 0.0), min(middle + half, 1.0)
+
+
+def calibration_error(confidence: NDArray[np.floating[Any]], right: NDArray[np.bool_], bins: int = 15) -> float:
+    """Return the expected calibration error: how far shares of right answers are from what is said of them.
+
+    Answers are put into bins of equal width by their ``confidence``, 0 to 1, and bins weigh by their answers.
+    """
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(place, weights=right - confidence, minlength=bins)
+    return _share(np.abs(gaps).sum(), len(right))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import photos
+from edbl.app import importers, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
 from edbl.app.description import Bundle, Known, Settings, foreign
 from edbl.app.photos import Photo
@@ -37,6 +37,7 @@ class Begun:
     settings: Settings
     names: list[str]
     labels: list[int]  # of each row of the images, a number into ``names``
+    files: list[str]  # of each row, to name it
     digests: list[str]  # of each row; empty for a file that could not be read
     train: list[int]  # rows to learn from
     held: list[int]  # rows to measure with
@@ -62,7 +63,7 @@ def read(folder: Path) -> Begun | None:
     except EdblError as error:
         raise unusable(folder) from error
     rows = range(len(begun.labels))
-    fits = len(begun.digests) == len(rows) and all(row in rows for row in begun.train + begun.held)
+    fits = len(begun.digests) == len(begun.files) == len(rows) and all(row in rows for row in begun.train + begun.held)
     if foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
         raise unusable(folder)
     return begun
@@ -79,7 +80,7 @@ def begin(
     folder: Path, request: Request, base: Contents | None, device: torch.device, say: Say, given: Sequence[Photo] = ()
 ) -> Begun:
     """Read all photos, those in folders and those ``given``, and choose what to learn from and what to hold out."""
-    found, notes = photos.find([Path(name) for name in request.folders])
+    found, notes = importers.find([Path(name) for name in request.folders])
     found += given
     settings = change(base.bundle.settings, request) if base else choose(request, found, device)
     drop(folder, say)  # only now, when the new one makes sense
@@ -139,6 +140,7 @@ def _read(
         settings=settings,
         names=names,
         labels=labels,
+        files=[shown(photo.path) for photo in found],
         digests=digests,
         train=train,
         held=held,

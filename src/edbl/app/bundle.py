@@ -34,6 +34,7 @@ NAME, FORMAT = "model", 1  # of the entry
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
 INCREMENT, BEGUN = "increment", "begun.json"
 VERSIONS, WRITING = "versions", ".writing"  # the model as it was; a sign that files may lie there that none names
+PAGE = "report.html"  # about the model as it is
 IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"  # of an increment
 ENTRY = r"\.(json|safetensors(\.new)?)"
 OWN = re.compile(  # what an increment consists of, by path in its folder
@@ -184,7 +185,8 @@ def restore(folder: Path, number: int, over: int) -> Bundle:
 
 
 def _archive(folder: Path, number: int) -> None:
-    """Keep the model as it is as a version; 0 if there is none."""
+    """Keep the model as it is as a version; 0 if there is none. The page about it goes."""
+    store.delete(folder.resolve(), [PAGE])
     if not number:
         return
     (folder / VERSIONS).mkdir(exist_ok=True)

@@ -72,6 +72,7 @@ class Exact:
     changed: set[str] = field(default_factory=set)  # classes of which other photos are kept than on disk
     factor: float = 1.0  # by which scores become logits, where nothing is kept to find it anew
     former: Sure | None = None
+    found: Closed | None = None  # what it answers by, once it is solved
 
     @classmethod
     def new(cls, settings: Settings, width: int) -> Self:
@@ -221,7 +222,7 @@ class Exact:
         return answers, left_out
 
     def _answers(self, found: Closed, x: Tensor, y: Tensor, digests: list[str]) -> tuple[Answers, LeftOut]:
-        x, y = x[found.judged], y[found.judged]
+        self.found, x, y = found, x[found.judged], y[found.judged]
         sure = Sure.of(self.form.confidence, found, self.kept.classes, x, y)
         answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
         return answers, LeftOut(found.left_out, y, digests)

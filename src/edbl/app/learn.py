@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edbl.app import begin, photos
+from edbl.app import begin, honest, page, photos
 from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
 from edbl.app.bundle import CHECKPOINTS, IMAGES, INCREMENT, VIEWS, Contents
 from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, right
+from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
@@ -43,12 +44,14 @@ def increment(
     *,
     device: str = "auto",
     discard: bool = False,
+    yes: bool = False,
     say: Say = print,
     given: Sequence[Photo] = (),
 ) -> Iterator["Increment | None"]:
     """Begin an increment, or go on with the one that was begun; None if there is nothing to learn.
 
-    It learns from photos in the folders of the request and from those ``given``. The model is locked meanwhile.
+    It learns from photos in the folders of the request and from those ``given``; with ``yes`` also from those that look
+    mislabelled. The model is locked meanwhile.
     """
     request.check()
     where = pick_device(device)
@@ -57,7 +60,10 @@ def increment(
     with lock(folder):
         found = disk.heal(folder)
         try:
-            yield _begin(folder, request, found, where, discard, say, given)
+            begun = _begin(folder, request, found, where, discard, say, given)
+            if begun:
+                begun.yes = yes
+            yield begun
         finally:  # still locked: else what lies there might be another process's
             if made and not disk.exists(folder) and not disk.begun(folder):
                 disk.discard(folder)
@@ -180,6 +186,8 @@ class Increment(ABC):
 
     train: Tensor  # images to learn from and
     held: Tensor  # to measure with, as the model takes them
+    left: Left | None = None  # photos that were left out, where the classifier has a closed form
+    yes: bool = False  # whether to learn photos that look mislabelled
 
     def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device, over: int) -> None:
         self.folder = folder
@@ -222,8 +230,10 @@ class Increment(ABC):
         """Learn and measure, and return the new model, which is not on disk yet."""
 
     def commit(self, learnt: Contents) -> Bundle:
-        """Make it the next version."""
+        """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
+        rows = self.begun.train + self.begun.held
+        page.write(self.folder, learnt.bundle, self.left, {self.begun.digests[row]: self.pixels[row] for row in rows})
         disk.discard(self.folder)
         return learnt.bundle
 
@@ -268,6 +278,8 @@ class Solving(Increment):
         self._drop(exact, dict(zip(digests, features, strict=True)))
         exact.learn(features, digests, names)
         answers, left_out = exact.solve((features, names))
+        self.left = honest.left(exact, answers, left_out)
+        self._doubt(exact.names)
         event = self._event(old, 0, right(exact.names, left_out))
         classes = self._classes(exact.names, event)
         for known in classes:
@@ -287,6 +299,24 @@ class Solving(Increment):
         rows = zip(begun.train, self.learnt, strict=True)
         images = {file: self.pixels[row] for row, (_, file) in rows} if keep == "photos" else {}
         return Contents(made, exact.tensors(answers), images, files=exact.files(made))
+
+    def _doubt(self, names: Sequence[str]) -> None:
+        """Refuse new photos that look mislabelled, unless they are wanted as they are."""
+        if self.left is None or self.yes:
+            return
+        new = {self.begun.digests[row]: self.begun.files[row] for row in self.begun.train}
+        told = []
+        for one in honest.suspects(self.left):
+            if (digest := self.left.told.digests[one.row]) in new:
+                given = names[int(self.left.y[one.row])]
+                told.append(f"{new[digest]}, given as '{given}', {honest.looks(names, one)}")
+        if told:
+            raise EdblError(
+                f"{count(told, 'photo')} may have a wrong label, and nothing is learnt yet:\n"
+                + "\n".join(told)
+                + f"\nright as they are: {command('learn', self.folder, '--yes')}; "
+                + f"else move them, and {command('learn', self.folder, '--discard', *self.begun.request.folders)}"
+            )
 
     def commit(self, learnt: Contents) -> Bundle:
         """Make it the next version, and keep what saves work the next time."""

@@ -12,6 +12,10 @@ from edbl.cli.options import Device
 from edbl.cli.stopping import interruptible
 from edbl.errors import EdblError, command
 
+Folders = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FOLDER]...", help="Photos, in FOLDER/CLASS/, or lists: .csv, .json, .xml. None: go on."),
+]
 Method = Annotated[
     str | None, typer.Option(help="Method to learn by, for good. Default: lda if the net is frozen, else edbl.")
 ]
@@ -31,10 +35,7 @@ Relabel = Annotated[
 
 def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it does not exist.")],
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FOLDER]...", help="Photos to learn, in FOLDER/CLASS/. None: go on."),
-    ] = None,
+    folders: Folders = None,
     method: Method = None,
     keep: Keep = None,
     memory: Annotated[str | None, typer.Option(help="Images to keep: per_class=20 (default) or total=2000.")] = None,
@@ -49,6 +50,7 @@ def learn(
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
     relabel: Relabel = False,
     start: Annotated[int | None, typer.Option("--from", help="Learn from this version, not the newest.")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Learn photos too that look mislabelled.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
 ) -> None:
     """Make a model from photos, or teach it more classes, or more about those it knows."""
@@ -80,7 +82,7 @@ def learn(
 
     with (
         interruptible(how),
-        increment(model, request, device=device, discard=discard, say=terminal.say) as begun,
+        increment(model, request, device=device, discard=discard, yes=yes, say=terminal.say) as begun,
     ):
         if begun is None:
             return
@@ -89,6 +91,18 @@ def learn(
             learnt = begun.learn(progress)
         bundle = begun.commit(learnt)
     terminal.show(show.report(model, bundle))
+    terminal.tell(f"page: {model / disk.PAGE}")
+
+
+def page(model: Path, photos: list[Path], out: Path | None) -> None:
+    """Write the page of a model, with the photos of folders or lists."""
+    from edbl.app import page as pages
+    from edbl.app.bundle import settle
+
+    bundle = settle(model)
+    with terminal.console.status("making the page"):
+        made = pages.write(model, bundle, pictures=pages.find(photos, bundle.settings.image_size), place=out)
+    terminal.tell(f"page: {made}")
 
 
 def predict(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from edbl.cli import options, stopping, terminal
+from edbl.cli import models, options, stopping, terminal
 from edbl.cli.options import DataDir, Device
 from edbl.errors import EdblError
 
@@ -167,7 +167,15 @@ def report(
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
 ) -> None:
-    """Make one page of one run or of many: tables, curves, confusion matrices, features; or tables alone."""
+    """Make one page of one run or of many: tables, curves, confusion matrices, features; or tables alone.
+
+    Or a page of a model: MODEL [PHOTOS]..., photos being those whose mistakes it is to show.
+    """
+    if (folders[0] / "model.json").is_file():
+        if figure or (out and out.suffix != ".html"):
+            raise EdblError("the page of a model is one .html file; leave out --figure, and let --out end in .html")
+        models.page(folders[0], folders[1:], out)
+        return
     page = folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     terminal.show_runs(folders, out or page, figure)
 

@@ -17,7 +17,8 @@ from edbl.data.threads import in_threads
 from edbl.errors import EdblError
 from edbl.text import composed, count, first, shown
 
-EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm")
+HEIC = ("heic", "heif")  # read by a library of their own
+EXTENSIONS = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", *HEIC)
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")  # Pillow's names; its other readers stay shut
 DEEPEST = 100  # folders, one in the other
 MAX_PIXELS = 100_000_000  # that are decoded; Pillow opens no image of more than 178 million
@@ -277,7 +278,7 @@ def short_side(path: Path) -> int:
     if not path.is_file():  # a pipe would be waited for
         return 0
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=_formats(path)) as image:
             return min(image.size)
     except Exception:  # as in `decode`, which will say what is wrong
         return 0
@@ -292,7 +293,7 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
     try:
         if not path.stat().st_size:
             raise _BadImage("empty file")
-        with Image.open(path, formats=FORMATS) as image:
+        with Image.open(path, formats=_formats(path)) as image:
             if draft:
                 image.draft(None, (2 * size, 2 * size))
             if image.width * image.height > MAX_PIXELS:
@@ -300,6 +301,18 @@ def decode(path: Path, size: int, draft: bool = False) -> Decoded:
             return Decoded(squared(image, size), converted=image.mode != "RGB")
     except Exception as error:  # Pillow's readers answer damaged files with exceptions of every kind
         return Decoded(None, bad=_reason(error))
+
+
+def _formats(path: Path) -> tuple[str, ...]:
+    """Return the formats that a file may have; those of phones need a library, which is asked for when one comes."""
+    if path.suffix[1:].lower() not in HEIC:
+        return FORMATS
+    try:
+        from pillow_heif import register_heif_opener
+    except ImportError as error:
+        raise _BadImage("HEIC: run `pip install 'edbl[heic]'`") from error
+    register_heif_opener(thumbnails=False)
+    return ("HEIF", *FORMATS)  # which may have another name than it should
 
 
 def squared(image: Image.Image, size: int) -> Pixels:

@@ -3,6 +3,7 @@
 All is float64: how samples were split into updates, and in which order they came, shows in the last digits alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
@@ -128,6 +129,34 @@ class Discriminant:
         trace = (trace - far * (inner + gain * inner.square())) / free
         others = self.counts.expand_as(square).scatter(1, own, (number - 1).unsqueeze(1))
         return trace.unsqueeze(1) / (2 * others) - square / 2
+
+    def without(self, label: int, gone: Tensor, shrinkage: float) -> Tensor:
+        """Return the scores, ``[n, classes]``, that some samples of a class have by all others.
+
+        ``gone`` are they less their class's mean, along ``axes``: some of the class, or all, whose score is then
+        endlessly low. As `left_out`, it takes away what they add to the covariance, at once: a matrix of rank n.
+        """
+        number, total = len(gone), gone.sum(0)
+        left = float(self.counts[label]) - number
+        free = max(self.free - number + (left < 1), 1)
+        inverse, lost = self._inverse(shrinkage, free), (1 - shrinkage) / free * self.scatters
+        means, counts = self.means.clone(), self.counts.clone()
+        x, u = gone + means[label], gone
+        if left >= 1:
+            means[label] -= total / left
+            u = gone + (math.sqrt(1 + number / left) - 1) / number * total  # u' u: what goes from the scatter
+        counts[label] = left
+        du = u * inverse
+        gram = du @ u.T
+        core: Tensor = torch.linalg.inv(torch.eye(number).to(gram) - lost * gram)
+        of_x, of_means = x @ du.T, means @ du.T
+        product = (x * inverse) @ means.T + lost * of_x @ core @ of_means.T
+        square = (means.square() * inverse).sum(1) + lost * (of_means @ core * of_means).sum(1)
+        trace = inverse @ self.values - gram.trace() + lost * (core * ((du * self.values) @ du.T - gram @ gram)).sum()
+        scores: Tensor = product - square / 2 + trace / free / (2 * counts)
+        if left < 1:
+            scores[:, label] = -math.inf
+        return scores
 
 
 class Ridge:

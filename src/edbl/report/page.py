@@ -3,15 +3,14 @@
 import math
 import re
 from collections.abc import Collection, Sequence
-from importlib.resources import files
 from typing import Any
 
-import jinja2
 from markupsafe import Markup, escape
 
 from edbl.errors import EdblError
 from edbl.records import Record, read_features
 from edbl.report import plots
+from edbl.report.filling import filled
 from edbl.report.runs import Run, by_stream, data_name, stream_name
 from edbl.report.tables import (
     DASH,
@@ -37,14 +36,7 @@ READOUTS = {
 
 def html(runs: Sequence[Run]) -> str:
     """Return the page of runs."""
-    return _template().render(**_contents(runs))
-
-
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(files("edbl.report").joinpath("page.html").read_text(encoding="utf-8"))
+    return filled("page.html", _contents(runs))
 
 
 def _contents(runs: Sequence[Run]) -> dict[str, Any]:

@@ -1,0 +1,129 @@
+"""The page of a model: `edbl.report.model` with what a model on disk says of photos that it had not learnt."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from edbl import store
+from edbl.app import bundle as disk
+from edbl.app import honest, importers, photos
+from edbl.app.description import EXEMPLARS, VALIDATION, Bundle
+from edbl.app.exact import Exact
+from edbl.app.honest import Left
+from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.opening import held_out, load, open_model
+from edbl.data.folder import Pixels
+from edbl.data.threads import in_threads
+from edbl.metrics import calibration_error
+from edbl.report.model import Model, Odd, Photo, Row, html
+from edbl.text import count
+
+LEFT_OUT = "Each photo was asked of a model that had learnt all others: none was given up to measure with."
+HELD_OUT = "Measured with photos that were held out: none of them was learnt."
+NOTHING = "The model keeps nothing of photos, so none can be left out to measure with."
+SOME = "Of classes with many photos some were left out, chosen by chance."
+NEEDS = (
+    "What twice the photos of a class would bring it, in points, with the 95% interval of the mean: by so much the "
+    "last doubling helped, over all classes. A single class may gain more or less; where the curve does not tell, "
+    "nothing is said."
+)
+
+Pictures = Mapping[str, Pixels]  # photos at hand, by digest
+
+
+def write(
+    folder: Path,
+    bundle: Bundle,
+    left: Left | None = None,
+    pictures: Pictures | None = None,
+    place: Path | None = None,
+) -> Path:
+    """Write the page of a model and return its place. What was ``left`` out as it was solved saves solving it again."""
+    pictures = dict(pictures or {})
+    for kind in (EXEMPLARS, VALIDATION):
+        if bundle.files(kind):
+            images = disk.load(folder, [kind], bundle=bundle).images
+            pictures |= {file.removesuffix(".png"): pixels for file, pixels in images.items()}
+    made = _closed(folder, bundle, left, pictures) if bundle.settings.keep else _trained(folder, bundle, pictures)
+    place = place or folder / disk.PAGE
+    store.write_output(place, html(made).encode())
+    return place
+
+
+def find(places: Sequence[Path], size: int) -> Pictures:
+    """Return the photos of folders and lists, by digest; those that cannot be read are left out."""
+    every = importers.find(places)[0] if places else []
+    read = in_threads(lambda photo: photos.read(photo.path, size).pixels, every, "reading images")
+    return {photos.digest(pixels): pixels for pixels in read if pixels is not None}
+
+
+def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures) -> Model:
+    """Return what there is to say of a model whose classifier has a closed form."""
+    if left is None and bundle.settings.keep != "nothing":
+        exact = Exact.of(folder, load(folder, bundle))
+        left = honest.left(exact, *exact.solve())
+    if left is None:
+        return _made(folder, bundle, [], NOTHING if bundle.settings.keep == "nothing" else "")
+    asked = _asked(left.told.scores.softmax(1), left.y, left.told.digests, pictures)
+    odd = [Odd(asked[one.row], honest.looks(bundle.names, one)) for one in honest.suspects(left)]
+    needs = {one.label: one for one in honest.needs(left)}
+    more = {
+        bundle.names[k]: f"about {count(need.photos, 'more photo')}: {need.points:.1f} points "
+        f"({need.low:.1f} to {need.high:.1f})"
+        for k, need in needs.items()
+    }
+    unknown = [
+        (f"{one.alarms:.0%}", f"{one.missed:.0%}", f"{bundle.names[one.worst]} ({one.worst_missed:.0%})")
+        for one in honest.unknowns(left)
+    ]
+    how = LEFT_OUT if len(asked) == sum(known.images for known in bundle.classes) else f"{LEFT_OUT} {SOME}"
+    return _made(folder, bundle, asked, how, odd, more, unknown)
+
+
+def _trained(folder: Path, bundle: Bundle, pictures: Pictures) -> Model:
+    """Return what there is to say of a model whose classifier is trained."""
+    contents, model = open_model(folder, bundle=bundle)
+    x, labels = held_out(trained_on(bundle.settings), contents)
+    if not len(x):
+        return _made(folder, bundle, [], "No photo was held out.")
+    cnn, near = model.readouts(x)
+    scores = cnn if bundle.readout == "cnn" else near
+    y = torch.tensor([bundle.names.index(name) for name in labels])
+    digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
+    return _made(folder, bundle, _asked(scores, y, digests, pictures), HELD_OUT)
+
+
+def _asked(scores: Tensor, y: Tensor, digests: Sequence[str], pictures: Pictures) -> list[Photo]:
+    values, answers = scores.max(1)
+    rows = zip(digests, y.tolist(), answers.tolist(), values.tolist(), strict=True)
+    return [Photo(digest, label, answer, value, pictures.get(digest)) for digest, label, answer, value in rows]
+
+
+def _made(
+    folder: Path,
+    bundle: Bundle,
+    asked: Sequence[Photo],
+    how: str,
+    odd: Sequence[Odd] = (),
+    more: Mapping[str, str] | None = None,
+    unknown: Sequence[tuple[str, str, str]] = (),
+) -> Model:
+    s, more = bundle.settings, more or {}
+    sure = torch.tensor([photo.probability for photo in asked]).double()
+    right = torch.tensor([photo.answer == photo.label for photo in asked])
+    probable = asked and (s.keep or bundle.readout == "cnn")  # rather than a distance
+    return Model(
+        name=folder.resolve().name,
+        made=f"{count(bundle.classes, 'class')}, version {bundle.version}, {s.method} with {s.backbone}"
+        f"{inputs_of(s).backbone_note}",
+        how=how,
+        classes=[Row(known.name, known.images, more.get(known.name, "")) for known in bundle.classes],
+        photos=asked,
+        probable=bool(probable),
+        error=calibration_error(sure.numpy(), right.numpy()) if probable else None,
+        odd=odd,
+        needs=NEEDS if more else "",
+        unknown=unknown,
+    )
