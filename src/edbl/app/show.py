@@ -55,7 +55,9 @@ def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
     if not score.images:
         return ["no image could be left out to measure with" if bundle.settings.keep else "no image was held out"]
     old = [name for name in event.scores if name not in event.classes]
-    parts = {"all": score, "old": event.total(old), "new": event.total(event.classes)}
+    parts = {"all": score}
+    if event.classes:
+        parts |= {"old": event.total(old), "new": event.total(event.classes)}
     how = "with each photo left out in turn" if bundle.settings.keep else "on held-out images"
     return [
         f"accuracy {how}{f', {title}' if title != 'right' else ''}: "
