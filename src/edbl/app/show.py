@@ -242,8 +242,8 @@ def predictions(found: Sequence[Prediction]) -> Table:
         table.add_column("")
     top = max((len(p.best) for p in found), default=0)
     for place in range(top):
-        table.add_column("class" if not place else f"{place + 1}.", overflow="fold")
-        table.add_column("probability" if not place else "", justify="right")
+        table.add_column(f"class {place + 1}" if place else "class", overflow="fold")
+        table.add_column("probability", justify="right")
     for p in found:
         if not p.bad:
             cells = [cell for name, score in p.best for cell in (escape(name), f"{score:.3f}")]
