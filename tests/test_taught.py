@@ -357,6 +357,7 @@ def test_versions(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     assert referenced(model)
     assert sum(path.stat().st_size for path in (model / "features").iterdir()) < shared
     assert len(list((model / "features").iterdir())) == 2
+    assert not (model / "sums.json").exists()  # they were of a version that is gone
     assert "does not keep version 2" in cli("undo", model, "--to", "2").err
     learn(cli, model, fourth)
     assert torch.equal(probabilities(model)[0].argmax(1) < 9, torch.ones(40, dtype=torch.bool))

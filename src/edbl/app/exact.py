@@ -258,6 +258,17 @@ class Exact:
             store.save(folder, SUMS, {"of": _key(bundle)}, sums | {n: sums[n][order] for n in ("counts", "means")})
 
 
+def drop_stale(folder: Path, bundle: Bundle) -> int:
+    """Remove sums of another version, as what they are of may be forgotten; return how many bytes they had."""
+    found = store.find(folder, SUMS, dict[str, str])
+    if found and found[0] == {"of": _key(bundle)}:
+        return 0
+    there = [path for path in folder.glob(f"{SUMS}.*") if path.is_file()]
+    size = sum(path.stat().st_size for path in there)
+    store.remove(folder, SUMS)
+    return size
+
+
 def answers(contents: Contents) -> Answers:
     """Return what a model on disk answers by."""
     form = Exact.new(contents.bundle.settings, 1)

@@ -55,7 +55,9 @@ def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
     if not score.images:
         return ["no image could be left out to measure with" if bundle.settings.keep else "no image was held out"]
     old = [name for name in event.scores if name not in event.classes]
-    parts = {"all": score, "old": event.total(old), "new": event.total(event.classes)}
+    parts = {"all": score}
+    if event.classes:
+        parts |= {"old": event.total(old), "new": event.total(event.classes)}
     how = "with each photo left out in turn" if bundle.settings.keep else "on held-out images"
     return [
         f"accuracy {how}{f', {title}' if title != 'right' else ''}: "
@@ -240,8 +242,8 @@ def predictions(found: Sequence[Prediction]) -> Table:
         table.add_column("")
     top = max((len(p.best) for p in found), default=0)
     for place in range(top):
-        table.add_column("class" if not place else f"{place + 1}.", overflow="fold")
-        table.add_column("probability" if not place else "", justify="right")
+        table.add_column(f"class {place + 1}" if place else "class", overflow="fold")
+        table.add_column("probability", justify="right")
     for p in found:
         if not p.bad:
             cells = [cell for name, score in p.best for cell in (escape(name), f"{score:.3f}")]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from edbl.app import bundle as disk
 from edbl.app.description import Bundle
+from edbl.app.exact import drop_stale
 from edbl.errors import EdblError
 
 
@@ -31,4 +32,4 @@ def history(folder: Path) -> tuple[Bundle, list[Bundle]]:
 def prune(folder: Path) -> int:
     """Remove all versions but the model as it is; return how many bytes that has freed."""
     with disk.changing(folder) as found:
-        return disk.prune(folder, found)
+        return drop_stale(folder, found) + disk.prune(folder, found)

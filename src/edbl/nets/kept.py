@@ -228,8 +228,11 @@ class Kept:
         rows = chosen.index_fill(0, self.summed, False)[self.labels]
         x, y = self.vectors(self.features[rows].double()), self.labels[rows]
         away = x - self.means[y]
+        scatter = (away * weights[y].unsqueeze(1)).T @ away
+        if not len(self.summed):
+            return scatter
         of_many = self.scatters * (weights * chosen)[self.summed].unsqueeze(1)
-        return (away * weights[y].unsqueeze(1)).T @ away + unpack(of_many.sum(0), len(self.scatter))
+        return scatter + unpack(of_many.sum(0), len(self.scatter))
 
     def _first(self, chosen: Tensor, most: int) -> Tensor:
         """Tell which samples stay if some classes keep ``most``: by an order that hangs on values and looks random."""
