@@ -74,19 +74,20 @@ class Opened:
         self,
         images: str | PathLike[str] | Sequence[Given] | NDArray[Any] | Mapping[str, Iterable[Given]],
         labels: Sequence[str] | None = None,
+        yes: bool = False,
         **options: Any,
     ) -> None:
         """Learn from images and the class of each, from a mapping of classes to images, or from folders of classes.
 
         ``options`` are those of `edbl learn`: ``method``, ``keep``, ``backbone``, ``tune``, ``image_size``, ``memory``,
         ``memory_mb``, ``seed``, ``validation``, ``skip_bad``, ``relabel``, ``start`` (a version), and ``given``, values
-        of a recipe by key.
+        of a recipe by key. With ``yes`` it learns images too that look mislabelled.
         """
         if unknown := sorted(options.keys() - Request.__dataclass_fields__.keys() | options.keys() & {"folders"}):
             raise EdblError(f"there is no option {unknown[0]} to learn with")
         folders, given = _to_learn(images, labels)
         request = Request(folders=[str(Path(folder).resolve()) for folder in folders], **options)
-        with increment(self.folder, request, device=self.device, say=lambda note: None, given=given) as begun:
+        with increment(self.folder, request, device=self.device, yes=yes, say=_silent, given=given) as begun:
             if begun is not None:
                 begun.prepare()
                 begun.commit(begun.learn(Progress()))
@@ -158,3 +159,7 @@ def _image(given: Any) -> Image.Image:
             f"{type(given).__name__} of {array.dtype} {list(array.shape)}"
         )
     return Image.fromarray(array)
+
+
+def _silent(note: str) -> None:
+    """Say nothing."""
