@@ -71,9 +71,7 @@ LAYERS = {
         "store",
         "text",
     ],
-    "bench": ["data", "engine", "memory", "methods", "nets", "schedule"],
-    "tune": ["data", "engine", "nets"],
-    "verify": ["bench", "data", "engine", "fleet", "nets"],
+    "bench": ["data", "engine", "fleet", "memory", "methods", "nets", "schedule"],
     "app": [
         "config",
         "data",
@@ -105,16 +103,13 @@ LATER = {
         "engine",
         "fleet",
         "methods",
-        "nets",
         "presets",
         "recipe",
         "records",
         "report",
         "studies",
         "text",
-        "tune",
         "users",
-        "verify",
     ],
     "__init__": ["app", "engine", "recipe", "records", "report", "users"],
     "__main__": ["cli"],
@@ -310,7 +305,7 @@ def test_every_equation_of_the_algorithm_is_named_where_it_is_computed() -> None
 
 def test_there_is_one_training_loop() -> None:
     loops = [p.name for p in FILES if ".backward(" in p.read_text()]
-    assert loops == ["bench.py", "fit.py"]  # and the one that it is measured against
+    assert loops == ["step.py", "fit.py"]  # and the one that it is measured against
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if part(p) in ("methods", "losses")], ids=lambda p: p.name)

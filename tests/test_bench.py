@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from edbl import bench
-from edbl.bench import BARE, ROUNDS, Row, Way, bare, data_path, engine, in_turns, rows, seconds
+from edbl.bench import step as bench
+from edbl.bench.step import BARE, ROUNDS, Row, Way, bare, data_path, engine, in_turns, rows, seconds
 from edbl.data.samplers import Uniform
 from tests.conftest import Cli
 

@@ -335,7 +335,7 @@ def test_what_would_fit_is_counted() -> None:
 
 
 def test_verify_says_on_a_cpu_what_applies(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edbl import verify
+    from edbl.bench import verify
 
     monkeypatch.setattr(verify, "LOOKS", [look for look in verify.LOOKS if look.what != "speed of a step"])
     done = cli("bench", "--verify", "--device", "cpu", "--json")
@@ -350,7 +350,7 @@ def test_verify_says_on_a_cpu_what_applies(cli: Cli, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("what", ["numbers", "crash"])
 def test_verify_fails_where_something_is_wrong(what: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edbl import verify
+    from edbl.bench import verify
 
     def look(device: torch.device) -> verify.Found:
         if what == "crash":

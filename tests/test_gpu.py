@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from edbl import Recipe, Record, records, resume, run, tune, verify
+from edbl import Recipe, Record, records, resume, run
+from edbl.bench import tune, verify
 from edbl.data.augment import Transform
 from edbl.data.images import Images
 from edbl.data.stream import Task

@@ -239,7 +239,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Time a training step beside a plain PyTorch loop and the bare network; or verify a device, or tune for it."""
-    from edbl.bench import measure
+    from edbl.bench.step import measure
     from edbl.engine.environment import pick_device
 
     if verify and tune:
@@ -265,8 +265,8 @@ def bench(
 
 def _verify(device: str, as_json: bool) -> None:
     """Show what works on a device; exit code 1 if something is wrong."""
+    from edbl.bench.verify import report, verify
     from edbl.engine.environment import pick_device
-    from edbl.verify import report, verify
 
     where = pick_device(device)
     with terminal.console.status("verifying") as status:
@@ -290,14 +290,13 @@ def _verify(device: str, as_json: bool) -> None:
 
 def _tune(device: str, as_json: bool) -> None:
     """Search for a launch table, and keep it."""
+    from edbl.bench.tune import keep, search
     from edbl.engine.environment import pick_device
-    from edbl.nets.launch import keep
-    from edbl.tune import search
 
     where = pick_device(device)
     with terminal.console.status("tuning") as status:
         found = search(where, say=lambda what: status.update(f"tuning: {what}"))
-    kept = keep(where, found.table)
+    kept = keep(where, found)
     if as_json:
         print(json.dumps({"file": str(kept), **asdict(found)}, indent=1))
         return

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 import edbl
-from edbl import bench
+from edbl.bench import step as bench
 from edbl.data import devices
 from edbl.data.augment import Transform
 from edbl.engine import environment, trial

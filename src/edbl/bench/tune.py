@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -35,6 +36,11 @@ class Search:
     tried: int
     of: int
     refused: int  # choices that do not compile, or give other bits
+
+
+def keep(device: torch.device, found: Search) -> Path:
+    """Keep what a search found; return the file."""
+    return launch.keep(device, found.table)
 
 
 class Step:
