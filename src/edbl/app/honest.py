@@ -90,7 +90,7 @@ def suspects(left: Left) -> list[Suspect]:
     means = (number * left.kept.means[left.y] - left.x) / (number - 1)
     near = F.cosine_similarity(left.x, means)
     middle, low = near.median(), near.quantile(0.1)  # which a few odd ones do not move
-    far = near < middle + FAR * (middle - low).clamp(min=1e-6) / 1.2816
+    far = (near < middle + FAR * (middle - low).clamp(min=1e-6) / 1.2816) & (own.exp() < LIKELY)
     rows = [row for row in (own - best).argsort().tolist() if unlike[row] or far[row]]
     return [Suspect(row, int(other[row]), float(best[row].exp()), not bool(unlike[row])) for row in rows]
 
