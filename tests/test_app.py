@@ -1187,7 +1187,8 @@ def test_images_that_cannot_be_removed(tmp_path: Path, cli: Cli, monkeypatch: py
     def refuse(path: Path, missing_ok: bool = False) -> None:
         if path.suffix == ".png":
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        os.unlink(path)
+        if not missing_ok or path.exists():
+            os.unlink(path)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "supports_dir_fd", set())  # as on Windows
@@ -1219,11 +1220,11 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu", *short)
-    assert 200 < learning.total <= 500  # 130 of them for the page
-    assert len(learning.files) <= 50
+    assert 200 < learning.total <= 550  # 130 of them for the page
+    assert len(learning.files) <= 54
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
     assert 50 < predicting.total <= 140
-    assert len(predicting.files) <= 30
+    assert len(predicting.files) <= 34

@@ -240,7 +240,7 @@ def test_a_run_does_not_go_to_the_cpu_where_others_have_a_gpu(tmp_path: Path) ->
 def test_a_run_that_was_done_already_is_shown_as_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "_shares", [0.0], raising=False)
     run(recipe(), tmp_path / "run")
-    _work(0, recipe().values(), tmp_path / "run", None, gpu=False)
+    _work(0, recipe().values(), tmp_path / "run", None, gpu=None)
     assert many._shares[0] == 1.0
 
 

@@ -186,7 +186,7 @@ def test_what_is_kept_is_said_and_shown(folders: list[Path], tmp_path: Path, cli
     values = json.loads(cli("info", tmp_path / "a", "--json").out)
     assert [known["images"] for known in values["classes"]] == [12, 9]
     assert values["bytes"] >= values["exemplar_bytes"] > 0
-    assert max(map(len, cli("info", tmp_path / "a").out.splitlines())) < 120
+    assert max(map(len, cli("info", tmp_path / "a").out.replace(str(tmp_path), "").splitlines())) < 120
 
 
 @pytest.mark.parametrize("option", [["--memory", "total=9"], ["--memory-mb", "1"], ["--validation", "0.1"]])

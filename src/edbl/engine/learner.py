@@ -77,8 +77,11 @@ class Learner:
         self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
         self.make = built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
 
+        def backbone(generator: Generator) -> Backbone:  # kept by nets that grow, and copied with them
+            return self._backbone(built, bf16, generator)
+
         with self.seeds.everywhere("backbone"):
-            net = kind.build(partial(self._backbone, built, bf16), self.seeds.generator(CPU, "backbone")).to(device)
+            net = kind.build(backbone, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         if not isinstance(training.options, kind.Config):
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
