@@ -2,13 +2,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check campaign audit kernels
+.PHONY: demo test slow check campaign audit kernels
 
 demo: .venv/ready
 	$(BIN)/edbl demo
 
 test: check
 	$(BIN)/pytest -n 2
+
+slow: .venv/tested  # the tests that `make test` leaves out for their time
+	$(BIN)/pytest -n 2 -m slow
 
 campaign: .venv/tested  # hours; goes on where it was stopped
 	$(BIN)/python -m tests.campaign

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,6 +13,29 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Tests that take seconds and have quicker ones beside them; `make slow` runs them.
+SLOW = re.compile(
+    r"test_docs.py::test_what_a_page_tells_to_type_works\[docs/"
+    r"(commands|analysis|protocols|examples|adding-a-method|recipes|studies|methods/(acil|gem))|"
+    r"test_fused.py::test_training_and_teaching\[[13]-widths[0-3]|"
+    r"test_queue.py::test_(times_are_about|minutes_end_a_run|a_process_that_is_killed)|"
+    r"test_cli.py::test_(a_single_run_joins|the_same_command_goes_on_with_a_run|a_reader_that_leaves|a_table_is_folded|"
+    r"runs_of_a_method_file|a_demo_that_was_stopped|a_class_order_from_a_file|any_base_and_step|names_with_brackets|"
+    r"a_saved_recipe_runs|a_run_is_counted_once)|"
+    r"test_rule.py::test_the_same_stream|"
+    r"test_many.py::test_(runs_end_with_the_process_that_started_them\[SIG(TERM|HUP|INT)|a_killed_process_ends_no_run\[1\]|"
+    r"threads_of_a_run|a_method_file_with_options|those_that_are_done|each_run_is_as|runs_in_several_folders)|"
+    r"test_bench.py::test_(a_slower_engine|the_engine_adds)|"
+    r"test_check.py::test_(what_it_must_not_see|methods_of_the_package_pass\[(gem|lwf)|ordinary_pytorch_code_passes\[draws|"
+    r"what_a_step_must_not_do_is_named_with_its_line\[logits)|"
+    r"test_starts.py::test_(a_record_tells_which|where_the_first_fails)|"
+    r"test_studies.py::test_(reproduce_runs_what|a_page_with_tables|beginning_anew|seeds_of_a_method)|"
+    r"test_step.py::test_a_slow_backbone|"
+    r"test_clean_norm.py::test_(a_state_that_is_saved|later_tasks_show)|"
+    r"test_users.py::test_(data_and_backbone_from_files|several_runs_show)|"
+    r"test_contract.py::test_(killed_and_resumed_equals_uninterrupted\[.*(0.1|0.97)\]|a_bar_ends_at_its_end\[(?!edbl|bic))"
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +48,14 @@ class Finished:
 
 
 Cli = Callable[..., Finished]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests, which are left out unless they are asked for."""
+    for item in items:
+        if SLOW.search(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

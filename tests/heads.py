@@ -9,6 +9,7 @@ from edbl.recipe import shipped_recipes
 from edbl.report.tables import Stat
 from edbl.studies.paper import DATA_SETS, EDBL, EXPERIMENTS, Column, Experiment, recipe_of
 from edbl.studies.shelf import Run, Shelf
+from tests.shelf import SHELF
 
 ROOT = Path(__file__).parents[1]
 PROTOCOLS = {"base0": "Base-0", "base-half": "Base-half", "tasks": "airplane and cat, then dog and ship"}
@@ -85,6 +86,6 @@ def body(path: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    kept = Shelf(ROOT / "results")
+    kept = SHELF
     for name, path in of_paper().items():
         path.write_text("\n".join([*head(name, kept), *body(path)]) + "\n", encoding="utf-8")

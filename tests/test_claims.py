@@ -14,10 +14,11 @@ from edbl.metrics import Difference
 from edbl.recipe import Recipe
 from edbl.studies import pages, small, small_page
 from edbl.studies.paper import BUDGETS, EDBL, EXPERIMENTS, HALF, ZERO, Column, Row, one_recipe, recipe_of
-from edbl.studies.shelf import Run, Shelf, key
+from edbl.studies.shelf import Run, key
+from tests.shelf import SHELF
 
 ROOT = Path(__file__).parents[1]
-SHELF = Shelf(ROOT / "results")
+
 README, RESULTS, METHODS = "README.md", "docs/results.md", "docs/methods/README.md"
 C10, C100 = ZERO[1], ZERO[3]  # in 5 phases
 RIVALS = {label: row for row in EXPERIMENTS["table2"].rows if (label := row.label)}

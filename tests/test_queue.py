@@ -18,6 +18,7 @@ from edbl.studies.queue import Entry, Item, Times, everything, images, plan
 from edbl.studies.shelf import Shelf, key
 from edbl.studies.study import read_all
 from tests.conftest import Cli
+from tests.shelf import SHELF
 from tests.test_contract import Killed, Killer
 from tests.test_many import FRAGILE
 
@@ -41,7 +42,7 @@ def endless(seed: int = 0, method: str = "rkd") -> Recipe:
 
 @pytest.fixture(scope="module")
 def shelf() -> Shelf:
-    return Shelf(ROOT / "results")
+    return SHELF
 
 
 def test_the_queue_has_every_run_of_all_tables_once_in_order_of_value() -> None:

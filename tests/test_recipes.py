@@ -9,11 +9,11 @@ import pytest
 
 from edbl.recipe import Recipe, find_recipe, shipped_recipes
 from edbl.studies.paper import EXPERIMENTS, Column, planned, recipe_of
-from edbl.studies.shelf import Shelf, key
+from edbl.studies.shelf import key
 from tests.conftest import Cli
 from tests.heads import ROOT, experiments, head, of_paper
+from tests.shelf import SHELF
 
-SHELF = Shelf(ROOT / "results")
 COLUMNS = {column.name: column for experiment in EXPERIMENTS.values() for column in experiment.columns}
 
 

@@ -20,6 +20,7 @@ from edbl.studies.shelf import Run, Shelf, key
 from edbl.studies.small_page import verdict
 from edbl.studies.study import read
 from tests.conftest import Cli
+from tests.shelf import SHELF
 from tests.test_methods_unit import a_batch, after_first_task, balance_loss, balancing, class_weights
 
 ROOT = Path(__file__).parents[1]
@@ -100,7 +101,7 @@ def test_the_study_of_the_rates_is_the_tuning() -> None:
 
 
 def test_rates_are_what_the_tuning_chose() -> None:
-    assert small.chosen(Shelf(ROOT / "results")) == small.RATES
+    assert small.chosen(SHELF) == small.RATES
     assert bool(read(STUDY).decision) == bool(small.RATES)
 
 

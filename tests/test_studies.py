@@ -19,6 +19,7 @@ from edbl.studies.paper import EXPERIMENTS, Column, Experiment, Row, planned, re
 from edbl.studies.shelf import Shelf, key
 from edbl.studies.study import SHARED, read, read_all
 from tests.conftest import Cli
+from tests.shelf import SHELF
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -163,7 +164,7 @@ def test_a_study_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_every_record_is_found_by_its_recipe() -> None:
-    shelf = Shelf(ROOT / "results")
+    shelf = SHELF
     assert len(shelf.runs) == len(list((ROOT / "results").rglob("record.json")))
     for kept in shelf.runs:
         assert shelf.has(kept.recipe), kept.folder
@@ -241,7 +242,7 @@ def test_printed_numbers() -> None:
 def test_seeds_of_a_method_are_one_curve(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = Mock()
     monkeypatch.setattr("edbl.report.plots.save_curves", drawn)
-    titles = pages.figure(EXPERIMENTS[name], Shelf(ROOT / "results"), tmp_path)
+    titles = pages.figure(EXPERIMENTS[name], SHELF, tmp_path)
     assert len(titles) == drawn.call_count > 0
     for call in drawn.call_args_list:
         methods = [group.first.method for group in call.args[0]]
@@ -458,7 +459,7 @@ def test_a_page_of_the_users_is_not_overwritten(cli: Cli, tmp_path: Path, study_
 
 def test_the_pages_of_results_are_up_to_date(tmp_path: Path) -> None:
     again = "run `edbl results docs/results.md README.md --studies studies/calibration`"
-    shelf, folder = Shelf(ROOT / "results"), tmp_path / "docs" / "results"
+    shelf, folder = SHELF, tmp_path / "docs" / "results"
     for name in ("docs/results.md", "README.md"):
         text = (ROOT / name).read_text()
         assert pages.filled(text, shelf, folder, tmp_path / "docs") == text, again
