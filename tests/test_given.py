@@ -215,6 +215,9 @@ def test_a_run_on_given_data_goes_on_in_python_alone(tmp_path: Path, cli: Cli) -
     with pytest.raises(EdblError, match="was not given its method as an object; leave it out"):
         resume(tmp_path / "run", data=DIGITS, method=RKD)
     assert equal(resume(tmp_path / "run", data=arrays()), whole)
+    with pytest.raises(EdblError, match=r"the data is not what run .* began with"):  # though it is done
+        resume(tmp_path / "run", data=other)
+    assert equal(resume(tmp_path / "run"), whole)
 
 
 # Methods.

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from edbl import EdblError, Recipe, Record, records, resume, run
+from edbl import EdblError, Recipe, Record, records, resume, run, users
 from edbl.data.datasets import load
 from edbl.data.stream import KINDS, Kind
 from edbl.engine.prepare import check_stream
@@ -182,7 +183,7 @@ def test_a_stream_of_ones_own_runs_and_goes_on_with_the_same_alone(tmp_path: Pat
     assert whole.tasks == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
     with pytest.raises(Killed):
         own(parts, tmp_path / "killed", progress=Killer(counter.steps - 3))
-    with pytest.raises(EdblError, match="a stream of one's own is given in Python"):
+    with pytest.raises(EdblError, match="was given its stream in Python; go on there"):
         resume(tmp_path / "killed")
     with pytest.raises(EdblError, match=r"the stream is not what run .* began with"):
         resume(tmp_path / "killed", stream=parts[:2])
@@ -219,4 +220,46 @@ def test_a_stream_of_ones_own_is_not_held_out_nor_named_in_a_shell(cli: Cli, tmp
         run(Recipe.build("rkd", data="digits", **{"data.holdout": 0.1}), tmp_path / "run", stream=[[0, 1]])  # type: ignore[arg-type]
     refused = cli("run", "rkd", "--protocol", "own", "--out", tmp_path / "run")
     assert refused.code == 2
-    assert "a stream of one's own is given in Python" in refused.err
+    assert "protocol own needs stream.given, as in FILE.py:make" in refused.err
+
+
+STREAM = """
+def stream(labels):
+    even, odd = ((labels % 2 == k).nonzero().squeeze(1) for k in (0, 1))
+    labels.zero_()  # its own copy
+    return [odd[::2], even, odd[1::2]]
+"""
+
+
+def test_a_stream_from_a_file(cli: Cli, tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text(STREAM)
+    quick = ["--preset", "quick", "--set", "net.backbone=mlp", "--set", "schedule.epochs=2"]
+    assert cli("run", "rkd", "--stream", f"{file}:stream", *quick, "--out", out).code == 0
+    record = records.read(out)
+    assert (record.protocol, record.classes, record.task_sizes) == ("own", list("1357902468"), [5, 5, 0])
+    assert record.recipe["stream.given"] == f"{file}:stream"
+    assert record.code.keys() == {"stream.given"}
+    again = ["resume", out, "--stream", f"{file}:stream"]
+    record.status = "running"
+    records.write(record, out)
+    users._named.clear()  # as in another process
+    assert "which would run; name it too" in cli("resume", out).err
+    file.write_text(STREAM.replace("odd[1::2]", "odd[2::2]"))
+    assert f"{file}:stream has changed since" in cli(*again).err
+    assert "are not those that run" in cli(*again, "--changed").err
+    file.write_text(STREAM)
+    assert cli(*again).code == 0
+    assert "to protocol base0" in cli("run", "rkd", "--stream", f"{file}:stream", "--protocol", "base0").err
+    assert f"say which function of {file} makes the stream" in cli("run", "rkd", "--stream", file).err
+
+
+def test_a_stream_by_a_function_of_all_labels(tmp_path: Path) -> None:
+    def halves(labels: Tensor) -> list[Tensor]:
+        return [(labels < 5).nonzero().squeeze(1), (labels >= 5).nonzero().squeeze(1)]
+
+    record = own(halves, tmp_path / "run")
+    assert (record.recipe["stream.given"], record.task_sizes) == ("given:halves", [5, 5])
+    with pytest.raises(EdblError, match=r"the stream is not what run .* began with"):
+        resume(tmp_path / "run", stream=[[0, 1]])
+    assert resume(tmp_path / "run", stream=halves).finished == 2

@@ -171,12 +171,16 @@ def test_names_in_this_process() -> None:
         name = "other"
 
     register("mine", method=Registered, data=lambda: datasets.load("digits"), backbone=lambda: nn.Flatten())
+    register("mine", stream=lambda labels: [range(len(labels) // 2), range(len(labels) // 2, len(labels))])
     record = run(Recipe.build("mine", "mine", preset="quick", **SMALL | {"net.backbone": "mine"}), "run")
     assert (record.method, record.data) == ("other", "mine")
     assert sorted(record.code) == ["data.name", "method", "net.backbone"]
     record.status = "running"
     records.write(record, Path("run"))
     assert resume("run").status == "done"
+    own = {"net.backbone": "mlp", "schedule.epochs": 1, "stream.protocol": "own", "stream.given": "mine"}
+    of_stream = Recipe.build("acil", preset="quick", **own)
+    assert run(of_stream, "stream").code.keys() == {"stream.given"}
     users._registered["method"].clear()
     record.status = "running"
     records.write(record, Path("run"))

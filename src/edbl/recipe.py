@@ -71,7 +71,7 @@ class StreamSettings:
     order: str | tuple[str, ...] = option(
         "natural", "class order: natural, a seed, seed (that of the run), or all classes in a list"
     )
-    given: str = option("", "protocol own: checksum of the stream that a call in Python was given")
+    given: str = option("", "protocol own: what makes the images of each task, as in FILE.py:make")
     shots: int = option(0, "training images of each class in tasks after the first; 0 means all", least=0)
     imbalance: float = option(
         1.0, "long tail: share of its training images that the rarest class keeps", least=1e-6, most=1
@@ -105,10 +105,14 @@ class CommonOfRuns(Common):
         """Refuse what can be seen to be wrong without the data."""
         super().check()
         check_text("folder", self.data.name)
+        if self.stream.given:
+            users.check(users.STREAM, self.stream.given, ())
 
     def absolute(self) -> Self:
         """Return the settings with whole paths of files with users' code."""
-        return replace(super().absolute(), data=replace(self.data, name=users.absolute(self.data.name)))
+        data = replace(self.data, name=users.absolute(self.data.name))
+        stream = replace(self.stream, given=users.absolute(self.stream.given))
+        return replace(super().absolute(), data=data, stream=stream)
 
 
 OF_RUNS = config.leaves(CommonOfRuns).keys() - config.leaves(Common).keys()  # what a training alone does not have

@@ -1,7 +1,7 @@
 """Code of users: what a name stands for that is not one of ours, what that code consists of, and where it crashed.
 
 ``mine.py`` and ``mine.py:thing`` are in a file; any other name was registered in this process, or is an entry point of
-an installed package. Whoever looks for a method, a data set or a backbone asks here for what is not its own.
+an installed package. Whoever looks for a method, a data set, a backbone or a stream asks here for what is not its own.
 """
 
 import ast
@@ -24,10 +24,13 @@ from typing import Any
 from edbl.errors import EdblError, Unnamed, unknown
 from edbl.store import read_file
 
-METHOD, DATA, BACKBONE = "method", "data", "backbone"  # what users may bring; `edbl.run` takes it under these words
-KEYS = {"method": METHOD, "data.name": DATA, "net.backbone": BACKBONE}  # settings that name it
-GROUPS = {METHOD: "edbl.methods", DATA: "edbl.data", BACKBONE: "edbl.backbones"}  # of entry points
-CALLED = {METHOD: "method", DATA: "data set", BACKBONE: "backbone"}  # in messages
+# What users may bring; `edbl.run` takes it under these words.
+METHOD, DATA, BACKBONE, STREAM = "method", "data", "backbone", "stream"
+# Settings that name it.
+KEYS = {"method": METHOD, "data.name": DATA, "net.backbone": BACKBONE, "stream.given": STREAM}
+# Groups of entry points.
+GROUPS = {METHOD: "edbl.methods", DATA: "edbl.data", BACKBONE: "edbl.backbones", STREAM: "edbl.streams"}
+CALLED = {METHOD: "method", DATA: "data set", BACKBONE: "backbone", STREAM: "stream"}  # in messages
 GIVEN = "given:"  # begins the name of an object that a call was given
 FULL = "EDBL_TRACEBACK"  # in the environment: show all frames of a crash
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -42,17 +45,19 @@ _files: set[str] = set()  # of users, that were imported
 _packages: set[str] = set()  # of entry points that were loaded
 
 
-def register(name: str, *, method: object = None, data: object = None, backbone: object = None) -> None:
-    """Give a name, in this process, to a method, a data set, a backbone, or to one of each.
+def register(
+    name: str, *, method: object = None, data: object = None, backbone: object = None, stream: object = None
+) -> None:
+    """Give a name, in this process, to a method, a data set, a backbone, a stream, or to one of each.
 
-    They are what `edbl.run` takes under these words. Data and backbone may also be a function that makes them.
+    They are what `edbl.run` takes under these words. All but a method may also be a function that makes them.
     """
     if not isinstance(name, str) or not name or is_file(name) or name.startswith(GIVEN):
         raise EdblError("a name to register is a text, and neither a .py file nor one that begins with 'given:'")
-    given = {METHOD: method, DATA: data, BACKBONE: backbone}
+    given = {METHOD: method, DATA: data, BACKBONE: backbone, STREAM: stream}
     given = {kind: thing for kind, thing in given.items() if thing is not None}
     if not given:
-        raise EdblError(f"there is nothing to register as '{name}': give method, data or backbone")
+        raise EdblError(f"there is nothing to register as '{name}': give method, data, backbone or stream")
     for kind, thing in given.items():
         _registered[kind][name] = thing
 

@@ -326,18 +326,20 @@ def _load(folder: Path, bundle: Bundle, kinds: Collection[str], without: Sequenc
     tensors = _tensors(folder, bundle)
     wanted: dict[str, Path] = {}
     lost: dict[Path, str] = {}  # images that are not there, or damaged, and their classes
-    for known in bundle.classes:
-        for kind in KINDS:
-            for name in known.files(kind) if known.name not in without else []:
-                path = folder / kind / name
-                if not path.is_file():
-                    lost[path] = known.name
-                elif kind in kinds:
-                    wanted[name] = path
+    owners = bundle.owners()
+    for (kind, name), owner in owners.items():
+        path = folder / kind / name
+        if owner not in without and not path.is_file():
+            lost[path] = owner
+        elif owner not in without and kind in kinds:
+            wanted[name] = path
     size = bundle.settings.image_size
     found = in_threads(lambda path: _kept(path, size), list(wanted.values()), "reading the model")
-    owners = {file: known.name for known in bundle.classes for kind in KINDS for file in known.files(kind)}
-    lost |= {path: owners[path.name] for path, one in zip(wanted.values(), found, strict=True) if one is None}
+    lost |= {
+        path: owners[path.parent.name, path.name]
+        for path, one in zip(wanted.values(), found, strict=True)
+        if one is None
+    }
     if lost:
         path, owner = next(iter(lost.items()))
         what = "damaged" if path.is_file() else "missing"
@@ -351,7 +353,7 @@ def _load(folder: Path, bundle: Bundle, kinds: Collection[str], without: Sequenc
         )
     kept = dict(zip(wanted, found, strict=True))
     images = {name: one for name, one in kept.items() if isinstance(one, np.ndarray)}
-    packs: dict[str, Pack] = {owners[name]: one for name, one in kept.items() if isinstance(one, dict)}
+    packs: dict[str, Pack] = {owners[VECTORS, name]: one for name, one in kept.items() if isinstance(one, dict)}
     return Contents(bundle, tensors, images, packs)
 
 

@@ -138,6 +138,10 @@ class Bundle:
         """The classes in order of arrival."""
         return [known.name for known in self.classes]
 
+    def owners(self) -> dict[tuple[str, str], str]:
+        """Return which class each file is of, by kind and name."""
+        return {(kind, name): known.name for known in self.classes for kind in KINDS for name in known.files(kind)}
+
     def files(self, kind: str) -> list[str]:
         """Return the files of a kind, class by class."""
         return [name for known in self.classes for name in known.files(kind)]

@@ -32,6 +32,9 @@ def run(
         str | None,
         typer.Option(help="natural, a seed such as 1993, seed (the run's), or a file of classes."),
     ] = None,
+    stream: Annotated[
+        str | None, typer.Option(help="A stream of your own, as in FILE.py:make, in place of a protocol.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Drives everything random, but the class order unless that is seed.")
     ] = None,
@@ -56,7 +59,8 @@ def run(
     """Learn a data set class by class; several methods or seeds side by side."""
     given: dict[str, object] = {
         "data.name": data,
-        "stream.protocol": protocol,
+        "stream.protocol": protocol or (stream and "own"),
+        "stream.given": stream,
         "stream.phases": phases,
         "memory": memory,
         "stream.order": options.order(order),
@@ -147,15 +151,16 @@ def resume(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Likewise, that of its data.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Likewise, that of its backbone.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Likewise, that of its stream.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Go on with a run that was stopped, at any moment, by anything."""
+    from edbl import users
     from edbl.engine.run import resume as go_on
 
-    with stopping.one_run(folder, {"method": method, "data.name": data, "net.backbone": backbone}) as progress:
-        go_on(
-            folder, method=method, data=data, backbone=backbone, data_dir=data_dir, progress=progress, changed=changed
-        )
+    own = {"method": method, "data": data, "backbone": backbone, "stream": stream}
+    with stopping.one_run(folder, {key: own[word] for key, word in users.KEYS.items()}) as progress:
+        go_on(folder, **own, data_dir=data_dir, progress=progress, changed=changed)
     terminal.show_runs([folder], folder / "report.html")
 
 

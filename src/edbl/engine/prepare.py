@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -41,7 +42,6 @@ class Prepared:
         data_dir: Path | None,
         progress: Progress,
         dataset: Dataset | None = None,
-        parts: Sequence[Tensor] | None = None,
     ) -> None:
         self.recipe = recipe
         device = environment.pick_device(recipe.device)
@@ -54,11 +54,8 @@ class Prepared:
         if settings.holdout:
             dataset = hold_out(dataset, settings.holdout, recipe.seed)
         self.notes = list(dataset.notes)
-        self.fingerprint = fingerprint(dataset)
-        if parts is None:
-            order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
-        else:
-            order, sizes, parts = arrivals(dataset.train.y, parts)
+        order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
+        self.fingerprint = fingerprint(dataset, parts if recipe.stream.given else ())
         Budget.parse(recipe.memory).check(len(order))
         self.stream = Stream(dataset, order, sizes, device, parts)
         check_stream(find_method(recipe.method), self.stream.kinds)
@@ -134,22 +131,12 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
-def with_stream(recipe: Recipe, stream: object) -> tuple[Recipe, list[Tensor] | None]:
-    """Return the recipe of a run that is given a stream, with a name for it, and the images of each task."""
-    if stream is None:
-        return recipe, None
-    if recipe.data.holdout:
-        raise EdblError("with data.holdout training images have other numbers; leave it or the stream out")
-    parts = own_parts(stream)
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "big") + part.numpy().tobytes())
-    return replace(recipe, stream=StreamSettings("own", given=digest.hexdigest())), parts
-
-
 def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
     """Return which classes and training images arrive when."""
-    labels, tasks = dataset.train.y, listed(stream, dataset.classes, seed)
+    labels = dataset.train.y
+    if stream.protocol == "own":
+        return arrivals(labels, _own_parts(stream.given, labels))
+    tasks = listed(stream, dataset.classes, seed)
     parts = share_out(
         labels,
         tasks,
@@ -163,10 +150,18 @@ def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
     return arrivals(labels, parts, tasks)
 
 
+def _own_parts(name: str, labels: Tensor) -> list[Tensor]:
+    """Return the images of each task of a stream of one's own: as they were given, or as a function makes them."""
+    if not name:
+        raise EdblError("protocol own needs stream.given, as in FILE.py:make, or `edbl.run(recipe, stream=...)`")
+    found = users.find(users.STREAM, name, {})
+    if isinstance(found, ModuleType):
+        raise EdblError(f"say which function of {name} makes the stream, as in {name}:make")
+    return own_parts(found(labels.clone()) if callable(found) else found)
+
+
 def listed(stream: StreamSettings, names: Sequence[str], seed: int) -> list[list[int]]:
     """Return the classes of each task, some perhaps again."""
-    if stream.protocol == "own":
-        raise EdblError("a stream of one's own is given in Python: `edbl.run(recipe, stream=...)`, and so to `resume`")
     if stream.protocol == "tasks":
         if not stream.tasks or not all(stream.tasks):
             raise EdblError("protocol tasks needs stream.tasks, a list of tasks with at least one class each")
@@ -191,12 +186,13 @@ def code(recipe: Recipe) -> dict[str, str]:
         "method": users.digest(users.METHOD, recipe.method, methods()),
         "data.name": users.digest(users.DATA, recipe.data.name, datasets.DATASETS),
         "net.backbone": named.digest(recipe.net.backbone),
+        "stream.given": users.digest(users.STREAM, recipe.stream.given, ()),
     }
     return {key: text for key, text in found.items() if text}
 
 
 def with_objects(
-    recipe: Recipe, data: object = None, backbone: object = None, method: object = None
+    recipe: Recipe, data: object = None, backbone: object = None, method: object = None, stream: object = None
 ) -> tuple[Recipe, Dataset | None]:
     """Return the recipe of a run that is given objects, with names for them, and the data."""
     if method is not None:
@@ -205,6 +201,8 @@ def with_objects(
         kind = backbone if inspect.isroutine(backbone) or inspect.isclass(backbone) else type(backbone)
         name = users.give(users.BACKBONE, kind.__name__, backbone)
         recipe = replace(recipe, net=replace(recipe.net, backbone=name))
+    if stream is not None:
+        recipe = replace(recipe, stream=StreamSettings("own", given=_given_stream(stream, bool(recipe.data.holdout))))
     if data is None:
         return recipe, None
     if recipe.data.name.partition(":")[0] != datasets.GIVEN:
@@ -218,9 +216,28 @@ def with_objects(
     return replace(recipe, data=replace(recipe.data, name=name)), dataset
 
 
-def fingerprint(dataset: Dataset) -> str:
-    """Return a short digest of all images and labels."""
+def _given_stream(stream: object, held_out: bool) -> str:
+    """Return the name of a stream that a call was given: a checksum of its numbers, or that of a function."""
+    if callable(stream):
+        return users.give(users.STREAM, getattr(stream, "__name__", type(stream).__name__), stream)
+    if held_out:
+        raise EdblError("with data.holdout training images have other numbers; leave it out, or give a function")
+    parts = own_parts(stream)
+    return users.give(users.STREAM, _digest_of_parts(parts), parts)
+
+
+def _digest_of_parts(parts: Sequence[Tensor]) -> str:
     digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def fingerprint(dataset: Dataset, parts: Sequence[Tensor] = ()) -> str:
+    """Return a short digest of all images and labels, and of which of them come when if that is a user's choice."""
+    digest = hashlib.blake2b(digest_size=16)
+    if parts:
+        digest.update(_digest_of_parts(parts).encode())
     for images in (dataset.train, dataset.test):
         digest.update(images.x.contiguous().numpy().data)
         digest.update(images.y.contiguous().numpy().data)

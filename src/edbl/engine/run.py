@@ -10,13 +10,14 @@ from torch import Tensor
 
 from edbl import records, users
 from edbl.data import datasets
+from edbl.data.images import Dataset
 from edbl.engine import environment
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
 from edbl.engine.evaluate import accuracy_within, evaluate
 from edbl.engine.fit import Watch
 from edbl.engine.folders import changed_since, default_folder, is_free, taken
 from edbl.engine.learner import stopwatch
-from edbl.engine.prepare import Prepared, with_objects, with_stream
+from edbl.engine.prepare import Prepared, with_objects
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, Unnamed, command, happened
 from edbl.methods.base import Method
@@ -56,15 +57,14 @@ def run(
     Objects win over what the recipe names. ``data``, for a recipe whose data set is ``given``, is a `Dataset`, arrays
     or tensors ``(X, y, X_test, y_test)``, or ``(train, test)`` that give images and labels by number. ``backbone`` is a
     module, which keeps its weights, or what makes one, and ``method`` a class. ``stream`` has the numbers of each
-    task's training images. ``start`` is a first task that it shares with others: what they learnt of it is taken, or
-    else this run's is kept.
+    task's training images, or is a function that makes them of all labels. ``start`` is a first task that it shares
+    with others: what they learnt of it is taken, or else this run's is kept.
     """
-    recipe, dataset = with_objects(recipe, data, backbone, method)
-    recipe, parts = with_stream(recipe, stream)
+    recipe, dataset = with_objects(recipe, data, backbone, method, stream)
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise taken(folder)
-    prepared = Prepared(recipe, data_dir, progress or Progress(), dataset, parts)
+    prepared = Prepared(recipe, data_dir, progress or Progress(), dataset)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -100,7 +100,7 @@ def resume(
     runs, and a folder may come from anywhere. With ``changed``, code of users may have changed since.
     """
     folder = Path(folder)
-    given = {"data": data, "backbone": backbone, "method": method}
+    given = {"data": data, "backbone": backbone, "method": method, "stream": stream}
     files = users.files({key: str(x) for key, word in users.KEYS.items() if isinstance(x := given[word], str | Path)})
     users.trust(files)
     objects = {word: given[word] for key, word in users.KEYS.items() if key not in files}
@@ -109,9 +109,11 @@ def resume(
         with lock(folder):
             record = records.read(folder)  # another process may have gone on meanwhile
             if record.status != "done":
-                prepared = _prepare_again(folder, record, data_dir, progress or Progress(), objects, stream, changed)
+                prepared = _prepare_again(folder, record, data_dir, progress or Progress(), objects, changed)
                 sweep(folder)
                 return _learn_tasks(prepared, folder, record)
+    if any(one is not None for one in objects.values()):
+        _same_objects(folder, record, objects, changed)
     Checkpoints(folder / CHECKPOINTS).keep_last(len(record.task_sizes))  # a kill at its very end may have left some
     return record
 
@@ -122,24 +124,11 @@ def _prepare_again(
     data_dir: Path | None,
     progress: Progress,
     objects: Mapping[str, object],
-    stream: object,
     may_change: bool,
 ) -> Prepared:
     """Prepare to go on with a run, unless something is not as it was."""
-    _refuse_absent(folder, record, objects)
-    if objects.get("method") is not None and given_method(objects["method"]) != flat(record.recipe).get("method"):
-        raise EdblError(f"the method is not the one that run {folder} began with; it cannot go on")
-    try:
-        recipe = Recipe.read(folder / RECIPE)
-    except Unnamed as error:
-        again = users.again({**flat(record.recipe), **error.files})
-        raise EdblError(f"{error}: {command('resume', folder, *again)}") from error
-    renamed, dataset = with_objects(recipe, **objects)
-    renamed, parts = with_stream(renamed, stream)
-    words = {**users.KEYS, "stream.given": "stream"}
-    if odd := [word for key, word in words.items() if renamed.values()[key] != recipe.values()[key]]:
-        raise EdblError(f"the {odd[0]} is not what run {folder} began with; it cannot go on")
-    prepared = Prepared(recipe, data_dir, progress, dataset, parts)
+    recipe, dataset = _same_objects(folder, record, objects, may_change)
+    prepared = Prepared(recipe, data_dir, progress, dataset)
     now = prepared.record()
     planned = json.loads(json.dumps(now.recipe))  # as a record has it
     began = without_dropped(record.recipe, planned)
@@ -154,6 +143,24 @@ def _prepare_again(
     return prepared
 
 
+def _same_objects(
+    folder: Path, record: Record, objects: Mapping[str, object], may_change: bool
+) -> tuple[Recipe, Dataset | None]:
+    """Return the recipe of a run and the data that it was given, unless one of the objects is another."""
+    _refuse_absent(folder, record, objects)
+    if objects.get("method") is not None and given_method(objects["method"]) != flat(record.recipe).get("method"):
+        raise EdblError(f"the method is not the one that run {folder} began with; it cannot go on")
+    try:
+        recipe = Recipe.read(folder / RECIPE)
+    except Unnamed as error:
+        again = [*users.again({**flat(record.recipe), **error.files}), *(["--changed"] if may_change else [])]
+        raise EdblError(f"{error}: {command('resume', folder, *again)}") from error
+    renamed, dataset = with_objects(recipe, **objects)
+    if odd := [word for key, word in users.KEYS.items() if renamed.values()[key] != recipe.values()[key]]:
+        raise EdblError(f"the {odd[0]} is not what run {folder} began with; it cannot go on")
+    return recipe, dataset
+
+
 def _refuse_absent(folder: Path, record: Record, objects: Mapping[str, object]) -> None:
     """Refuse to go on without what a run was given as an object, or found under a name that nothing has here."""
     recipe = flat(record.recipe)
@@ -163,7 +170,7 @@ def _refuse_absent(folder: Path, record: Record, objects: Mapping[str, object]) 
         raise EdblError(f"run {folder} was given its {' and '.join(absent)} in Python; go on there, with `{call}`")
     if more := sorted(word for word, thing in objects.items() if thing is not None and word not in given):
         raise EdblError(f"run {folder} was not given its {more[0]} as an object; leave it out")
-    for key in record.code.keys() & {"method", "net.backbone"}:
+    for key in record.code.keys() - {"data.name"}:
         name, kind = str(recipe.get(key)), users.KEYS[key]
         if kind not in given and not users.is_known(kind, name) and not named.is_pretrained(name):
             where = "was registered in Python, or is of a package that is not installed here"
