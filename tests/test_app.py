@@ -1220,11 +1220,28 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu", *short)
-    assert 200 < learning.total <= 550  # 130 of them for the page
-    assert len(learning.files) <= 54
+    assert 200 < learning.total <= 476  # 130 of them for the page
+    assert len(learning.files) <= 53
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
-    assert 50 < predicting.total <= 140
-    assert len(predicting.files) <= 34
+    assert 50 < predicting.total <= 113
+    assert len(predicting.files) <= 33
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_closed_form_crosses_fewer(cli: Cli, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    first, second = write_digits(tmp_path / "a", {0: 3, 1: 3}), write_digits(tmp_path / "b", {2: 3, 3: 3})
+    learn(cli, model, first, *FROZEN)  # untraced, as it loads all modules
+    with Crossings() as learning:
+        learn(cli, model, second, "--device", "cpu")
+    assert 100 < learning.total <= 265  # 65 of them for the page
+    assert len(learning.files) <= 39
+    asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
+    assert cli(*asked).code == 0
+    with Crossings() as predicting:
+        assert cli(*asked).code == 0
+    assert 30 < predicting.total <= 53
+    assert len(predicting.files) <= 21

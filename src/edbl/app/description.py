@@ -138,6 +138,11 @@ class Bundle:
         """The classes in order of arrival."""
         return [known.name for known in self.classes]
 
+    @property
+    def images(self) -> int:
+        """Number of photos that its classes have learnt from."""
+        return sum(known.images for known in self.classes)
+
     def owners(self) -> dict[tuple[str, str], str]:
         """Return which class each file is of, by kind and name."""
         return {(kind, name): known.name for known in self.classes for kind in KINDS for name in known.files(kind)}

@@ -44,7 +44,7 @@ def join(out: Path, models: Sequence[Path]) -> Bundle:
                     f"{model} has photos in common with the others, of a class of so many that sums are kept of it"
                 ) from error
     assert exact is not None
-    made.seen_images, made.increments = sum(known.images for known in made.classes), len(models)
+    made.seen_images, made.increments = made.images, len(models)
     out.mkdir(parents=True, exist_ok=True)
     with store.lock(out):
         commit(out, made, exact, "join", made.names, made.seen_images, images)

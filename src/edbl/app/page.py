@@ -66,19 +66,20 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
         left = honest.left(exact, *exact.solve())
     if left is None:
         return _made(folder, bundle, [], NOTHING if bundle.settings.keep == "nothing" else "")
+    names = bundle.names
     asked = _asked(left.told.scores.softmax(1), left.y, left.told.digests, pictures)
-    odd = [Odd(asked[one.row], honest.looks(bundle.names, one)) for one in honest.suspects(left)]
+    odd = [Odd(asked[one.row], honest.looks(names, one)) for one in honest.suspects(left)]
     needs = {one.label: one for one in honest.needs(left)}
     more = {
-        bundle.names[k]: f"about {count(need.photos, 'more photo')}: {need.points:.1f} points "
+        names[k]: f"about {count(need.photos, 'more photo')}: {need.points:.1f} points "
         f"({need.low:.1f} to {need.high:.1f})"
         for k, need in needs.items()
     }
     unknown = [
-        (f"{one.alarms:.0%}", f"{one.missed:.0%}", f"{bundle.names[one.worst]} ({one.worst_missed:.0%})")
+        (f"{one.alarms:.0%}", f"{one.missed:.0%}", f"{names[one.worst]} ({one.worst_missed:.0%})")
         for one in honest.unknowns(left)
     ]
-    how = LEFT_OUT if len(asked) == sum(known.images for known in bundle.classes) else f"{LEFT_OUT} {SOME}"
+    how = LEFT_OUT if len(asked) == bundle.images else f"{LEFT_OUT} {SOME}"
     return _made(folder, bundle, asked, how, odd, more, unknown)
 
 

@@ -227,7 +227,7 @@ def memory(folder: Path, bundle: Bundle) -> str:
         return f"memory: no photo, and no features; {whole}"
     if s.keep:
         what = "features" if s.keep == "features" else "photos and features"
-        return f"memory: {what} of {count(sum(k.images for k in bundle.classes), 'image')}, {megabytes}; {whole}"
+        return f"memory: {what} of {count(bundle.images, 'image')}, {megabytes}; {whole}"
     images = sum(len(known.exemplars) for known in bundle.classes)
     note = " with their features" if s.tune == "head" else ""
     return f"memory: {count(images, 'image')}, {megabytes}{note} ({s.memory}); {whole}"
