@@ -33,8 +33,7 @@ class ACIL(Analytic):
         """Solve the main stream, then, for the classes of these images alone, the other one for what it leaves."""
         weight = self.add("", projected.relu(), y, self.config.penalty)
         if self.config.compensation:
-            left = (y - projected.relu() @ weight) * y.any(0)
-            self.add("comp.", projected.tanh(), left, self.config.penalty_comp)
+            self.add("comp.", projected.tanh(), (y - projected.relu() @ weight) * y.any(0), self.config.penalty_comp)
 
     def responses(self, projected: Tensor) -> Tensor:
         """Return the sum of both streams, if there are two."""
