@@ -290,6 +290,18 @@ def test_edbl_is_one_class_on_one_page() -> None:
     assert len((ROOT / "methods" / "edbl.py").read_text().splitlines()) <= 120
 
 
+# Lines that say something of methods that others may port: without blanks, comments and docstrings.
+SHORT = {"acil": 30, "der_pp": 56, "ewc": 58, "foster": 111, "ranpac": 30}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_method_is_short(name: str) -> None:
+    text = (ROOT / "methods" / f"{name}.py").read_text()
+    without = re.sub(r'^ *""".*?"""$', "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in without.splitlines() if line.strip() and not line.strip().startswith("#")]
+    assert len(lines) <= SHORT[name]
+
+
 EQUATIONS = {1, 2, 3, 6, 7, *range(11, 17)}  # of the paper: what is computed, or taken apart
 ALGORITHM = ("losses.py", "data/mixing.py", "data/resampling.py", "methods/edbl.py")
 

@@ -178,7 +178,7 @@ def test_names_in_this_process() -> None:
     record.status = "running"
     records.write(record, Path("run"))
     assert resume("run").status == "done"
-    own = {"net.backbone": "mlp", "schedule.epochs": 1, "stream.protocol": "own", "stream.given": "mine"}
+    own: dict[str, Any] = {"net.backbone": "mlp", "stream.protocol": "own", "stream.given": "mine"}
     of_stream = Recipe.build("acil", preset="quick", **own)
     assert run(of_stream, "stream").code.keys() == {"stream.given"}
     users._registered["method"].clear()

@@ -226,7 +226,7 @@ class Method:
         yield from islice(self.phases(task), 1)
 
     def more(self, images: Images) -> None:
-        """Take in more images of known classes, for good; by default they are in the memory while these are learnt."""
+        """Take in more images of known classes; by default they are in the memory while these are learnt, and go."""
 
     def forget(self, number: int) -> None:
         """Forget a class; those after it move up."""

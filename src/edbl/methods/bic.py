@@ -21,7 +21,7 @@ from edbl.schedule import Schedule
 class BiC(Method):
     """Rehearsal and distillation; then two numbers, learnt on held-out images, correct the logits of new classes.
 
-    The head corrects in evaluation mode alone: so do the teacher and the read-out, but not the net that learns.
+    The head corrects in evaluation mode alone: so do the teacher and the classifier, but not the network that learns.
     """
 
     name = "bic"

@@ -41,7 +41,7 @@ class ExpandingNet(Net):
     def grow(self, new: int, generator: Generator) -> None:
         """Add ``new`` classes and, unless they are the first, a backbone that starts as a copy of the last one."""
         if self.head.sizes:
-            self.backbone.zero_grad()  # or the last gradients would stay for good
+            self.backbone.zero_grad()  # or it would keep its last gradients, and their memory
             self.old.append(self.backbone.eval().requires_grad_(False))
             self.backbone = self.make(generator).to(self.head.weight.device)
             self.backbone.load_state_dict(self.old[-1].state_dict())

@@ -7,7 +7,7 @@ from edbl.methods.base import Method
 class Finetune(Method):
     """Train on the new images alone, as if nothing had been learnt before.
 
-    The memory is kept for the nearest-mean read-out and never trained on.
+    The memory is kept for the nearest-mean classifier and never trained on.
     """
 
     name = "finetune"

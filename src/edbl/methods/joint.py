@@ -10,7 +10,7 @@ from edbl.methods.base import Draw, Method, Phase
 class Joint(Method):
     """Train on all images of all seen classes, which no incremental learner may keep.
 
-    The memory is kept for the nearest-mean read-out only.
+    The memory is kept for the nearest-mean classifier only.
     """
 
     name = "joint"

@@ -16,7 +16,7 @@ class LwF(Method):
     """Cross-entropy among the new classes plus distillation among the old ones, on new images alone.
 
     The publication knows the task of a test image; in this class-incremental form all logits compete. The memory is
-    kept for the nearest-mean read-out and never trained on.
+    kept for the nearest-mean classifier and never trained on.
     """
 
     name = "lwf"

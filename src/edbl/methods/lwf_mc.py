@@ -6,7 +6,7 @@ from edbl.methods.icarl import ICaRL
 class LwFMC(ICaRL):
     """iCaRL's training on new images alone; the net's outputs decide.
 
-    The memory is kept for the nearest-mean read-out and never trained on.
+    The memory is kept for the nearest-mean classifier and never trained on.
     """
 
     name = "lwf-mc"
