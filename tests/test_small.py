@@ -15,7 +15,7 @@ from edbl.methods.options import Balancing
 from edbl.metrics import Difference
 from edbl.recipe import Recipe
 from edbl.studies import pages, small, small_page
-from edbl.studies.paper import Planned, planned, recipe_of
+from edbl.studies.paper import NO_INFLUENCE, Planned, planned, recipe_of
 from edbl.studies.shelf import Run, Shelf, key
 from edbl.studies.small_page import verdict
 from edbl.studies.study import read
@@ -131,9 +131,9 @@ def test_without_influence_every_image_is_divided_by_the_same_number() -> None:
     logits, teacher = torch.randn(500, 20) * 9, torch.randn(500, 16) * 9
     y = torch.eye(20)[torch.arange(500) % 20]
     factor = losses.incremental_influence(logits, y, teacher, features, alpha=5e-6, over="old")
-    divisor = factor + float(str(small.NO_INFLUENCE["options.epsilon"]))
+    divisor = factor + float(str(NO_INFLUENCE["options.epsilon"]))
     assert (divisor.max() - divisor.min()) / divisor.min() < 1e-3
-    own = {k.removeprefix("options."): v for k, v in small.NO_INFLUENCE.items()}
+    own = {k.removeprefix("options."): v for k, v in NO_INFLUENCE.items()}
     method = balancing("iib-kd", **own)
     task = after_first_task(method, [3, 3], [9, 6])
     batch, weights = a_batch(task.seen), class_weights(method, method.draw(task), task)
