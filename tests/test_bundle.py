@@ -443,6 +443,7 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
         assert ("going on with the increment begun" in found.err) == ((write, after) != (1, False) and not committed)
         assert ("that increment is complete" in found.err) == committed
         assert store.read(copy).weights == new
+        assert (copy / store.PAGE).read_bytes() != (model / store.PAGE).read_bytes(), "of the new version"
         assert not (copy / store.INCREMENT).exists()
         assert referenced(copy)
 

@@ -24,6 +24,7 @@ C10, C100 = ZERO[1], ZERO[3]  # in 5 phases
 RIVALS = {label: row for row in EXPERIMENTS["table2"].rows if (label := row.label)}
 PARTS = {label: row for row in EXPERIMENTS["table3"].rows if (label := row.label)}
 ALPHAS = {label: row for row in EXPERIMENTS["table5"].rows if (label := row.label)}
+TWO_OF_TEN, TWO_OF_HUNDRED = 0, 2  # streams of Table 2 at small scale
 NEAR, NEARLY = "speed/edbl-base0-5-16-rounds", "speed/edbl-base0-5"
 
 
@@ -320,6 +321,23 @@ def test_the_printed_recipe_has_records_of_two_streams() -> None:
     assert "on the other streams it has no run" in text(README)
 
 
+def test_what_has_not_been_run() -> None:
+    assert not any(runs(column, EDBL, "default") for column in (*ZERO, *HALF, *BUDGETS))
+    assert "The rule of preset `default` has been run on none of these streams" in text(RESULTS)
+    assert "Preset `default` is [one rule](docs/rule.md) for every stream and has not been run on these" in text(README)
+    assert not any(run.recipe.data.name == "tiny-imagenet" for run in SHELF.runs)
+    control = PARTS["+ balanced head, no influence"]
+    assert not any(runs(column, control) for column in (C10, C100))
+    assert "has no run at this scale" in text(RESULTS)
+
+
+def test_rivals_have_one_seed() -> None:
+    rivals = [row for name in ("table1", "table2", "table4") for row in EXPERIMENTS[name].rows if row.method != "edbl"]
+    found = [runs(column, row, preset) for row in rivals for column in ZERO + HALF for preset in ("tuned", "paper")]
+    assert {len(seeds) for seeds in found} == {0, 1}
+    assert "all rivals with one seed, Tiny-ImageNet not at all" in text(RESULTS)
+
+
 def verdicts(name: str, measure: int) -> Counter[str]:
     """Return how often a table at small scale confirms or refutes that EDBL is ahead, by one of four measures."""
     found: Counter[str] = Counter()
@@ -339,6 +357,80 @@ def test_verdicts_at_small_scale() -> None:
     assert said in text(RESULTS)
     assert sum(number["refuted"] for number in found.values()) == 2
     assert sum(number["cannot be told"] for number in found.values()) == 11
+
+
+def between(one: str, other: str, table: str = "table3", measure: int = 1, stream: int = 0) -> Difference:
+    """Return a difference at small scale; the measures are CNN average and last, NME average and last."""
+    found = next(found for found in small.tables(small.RATES) if found.name == table)
+    rows = [small_page.values(found, row, found.streams[stream], SHELF)[measure] for row in (one, other)]
+    return Difference.of(*rows)
+
+
+def points(difference: Difference) -> str:
+    return f"{difference.mean:+.1f} ±{difference.half:.1f}"
+
+
+def on_both(one: str, other: str) -> str:
+    """Return what is told of two parts on CIFAR-100 and CIFAR-10, which must come to the same."""
+    found = [between(one, other, table) for table in ("table3", "table3-cifar10")]
+    told = {small_page.verdict(difference, "higher") for difference in found}
+    assert len(told) == 1
+    return f"{told.pop()}: {points(found[0])} and {points(found[1])}"
+
+
+def test_answers_at_small_scale() -> None:
+    heads = [between(one, "balanced-head") for one in ("iib-kd", "edbl")]
+    alpha, longer = between("alpha-1e-05", "alpha-0", "table5"), between("edbl", "rkd-longer")
+    both = {t: [between("edbl", "iib-kd", t, measure) for measure in (1, 3)] for t in ("table3", "table3-cifar10")}
+    c100, c10 = both.values()
+    nme, by_nme = [between("edbl", "rkd", t, 3) for t in both], between("edbl", "rkd-longer", measure=3)
+    rows = [
+        f"| Re-sampling mixup helps | {on_both('re-mkd', 'rkd')} |",
+        f"| Plain mixup does not do the same | {on_both('re-mkd', 'vanilla-mkd')} |",
+        f"| Balancing by influence helps | {on_both('iib', 'rkd')} |",
+        f"influence | cannot be told: {points(heads[0])} and {points(heads[1])} beside a balanced head without it |",
+        f"| Distillation in the factor helps | {on_both('iib-kd', 'iib')} |",
+        f"| A small alpha helps | cannot be told: {points(alpha)} |",
+        f"CIFAR-100: cannot be told by CNN ({points(c100[0])}), confirmed by NME ({points(c100[1])}); "
+        f"CIFAR-10: confirmed ({points(c10[0])}), cannot be told by NME ({points(c10[1])}) |",
+        f"| EDBL helps | {on_both('edbl', 'rkd')}; over a baseline that sees as many images {points(longer)}; by NME "
+        f"{points(nme[0])} and {points(nme[1])}, over that baseline {points(by_nme)} |",
+        f"SS-IL on CIFAR-10 in 2 phases ({points(between('edbl', 'ssil', 'table2', 0, TWO_OF_TEN))})",
+        f"PODNet on Base-half in 10 ({points(between('edbl', 'podnet', 'table1', 0, 1))})",
+        f"lower by {points(between('edbl', 'edbl-as-printed'))[1:]} |",
+    ]
+    for row in rows:
+        assert row in text(RESULTS), row
+    signs = [difference.sign for difference in (*heads, alpha, c100[0], c10[1], nme[1])]
+    assert signs == [0] * len(signs)
+    assert (c100[1].sign, c10[0].sign, longer.sign, nme[0].sign) == (1, 1, 1, 1)
+    streams = next(table for table in small.tables(small.RATES) if table.name == "table2").streams
+    assert [streams[k].label for k in (TWO_OF_TEN, TWO_OF_HUNDRED)] == ["CIFAR-10, 2 phases", "CIFAR-100, 2 phases"]
+    for rival in ("icarl", "bic", "ssil"):
+        assert all(between("edbl", rival, "table2", 0, k).sign < 1 for k in (TWO_OF_TEN, TWO_OF_HUNDRED))
+        assert between("edbl", rival, "table2", 2, TWO_OF_TEN).sign == -1
+    assert all(len(small_page.values(t, t.rows[0].name, s, SHELF)[0]) in (3, 4) for t in tables() for s in t.streams)
+
+
+def tables() -> Sequence[small.Table]:
+    return small.tables(small.RATES)
+
+
+def test_the_screen_of_small_scale_has_no_gap() -> None:
+    """Full scale comes first, then small scale, both without words between tables; the words come after them."""
+    page = (ROOT / RESULTS).read_text()
+    heads = re.findall(r"^## (.*)$", page, re.MULTILINE)
+    assert heads[:2] == ["Full scale", "Small scale, complete"]
+    screens = [page.partition(f"## {head}\n")[2].partition("\n## ")[0] for head in heads[:2]]
+    for screen in screens:
+        lines = [line for line in screen.splitlines() if line and not line.startswith(("|", "**", "<!--"))]
+        assert len(lines) <= 6, lines
+        assert len(re.findall(r"^\| ", screen, re.MULTILINE)) <= 80
+    cells = [cell.strip() for line in screens[1].splitlines() if line.startswith("|") for cell in line.split("|")[2:-1]]
+    assert len(cells) > 100
+    assert not {"-", "", "?"} & set(cells)
+    words = [word for line in page.splitlines() if not line.startswith(("|", "<!--")) for word in line.split()]
+    assert len(words) < 1800
 
 
 def test_devices_and_repeats_at_small_scale() -> None:

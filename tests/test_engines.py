@@ -1,6 +1,8 @@
 """Features by onnxruntime: those of PyTorch but for rounding, and in eight bits nearly so."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -187,3 +189,12 @@ def test_eight_bits_are_for_our_own_networks() -> None:
         other.ranges(noise(1, 8))
     with pytest.raises(EdblError, match=match):
         views(other, noise(1, 8), INT8, ranges=torch.zeros(1, 2))
+
+
+@with_onnx
+def test_onnxruntime_reports_to_nobody(tmp_path: Path) -> None:
+    line = "import edbl, onnxruntime; onnxruntime.SessionOptions()"
+    places = {"HOME": str(tmp_path), "TMPDIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    usual = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run([sys.executable, "-c", line], check=True, env={**usual, **places})
+    assert not list(tmp_path.rglob("*")), "a device id, a database of what is to be sent"

@@ -1,6 +1,7 @@
 """The queue: what is to be run, in which order, what it takes, and that it stops in time and goes on."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -45,30 +46,79 @@ def shelf() -> Shelf:
     return SHELF
 
 
+ORDER = [
+    "as printed",
+    "distillation",
+    "partners",
+    "the rule",
+    "EDBL",
+    "parts",
+    "rates-of-rivals",
+    "rivals, the rule",
+    "rivals",
+    "rivals, their own recipes",
+    "other systems",
+    "parts, as printed",
+    "parts, the rule",
+    "class order natural",
+    "Tiny-ImageNet, the rule",
+    "Tiny-ImageNet, as printed",
+    "Tiny-ImageNet, EDBL",
+    "Tiny-ImageNet",
+    "Tiny-ImageNet, rivals, the rule",
+    "Tiny-ImageNet, rivals, their own recipes",
+    "seed 1",
+    "seed 2",
+    "class order 1994",
+    "class order 1995",
+]
+
+
 def test_the_queue_has_every_run_of_all_tables_once_in_order_of_value() -> None:
-    items = everything()
+    items = everything(studies=read_all(ROOT / "studies" / "rule"))
     runs = [one for item in items for one in item.runs]
-    assert [item.name for item in items[:5]] == ["as printed", "the rule", "EDBL", "parts", "rivals"]
-    assert [item.name for item in items[-3:]] == ["Tiny-ImageNet", "seed 1", "seed 2"]
+    assert [item.name for item in items] == ORDER
     assert all(item.why for item in items)
     whole = {(key(one.recipe), one.recipe.seed) for one in runs}
     assert len(whole) == len(runs) == len({one.folder for one in runs})
-    wanted = [one for experiment in EXPERIMENTS.values() for one in planned(experiment, [0, 1, 2])]
-    assert whole >= {(key(one.recipe), one.recipe.seed) for one in wanted}
+    for preset in ("tuned", "default", "paper"):
+        wanted = [one for e in EXPERIMENTS.values() for one in planned(printed_rows(e), [0, 1, 2], preset)]
+        there = whole >= {(key(one.recipe), one.recipe.seed) for one in wanted if one.folder[:12] != "cifar10-four"}
+        assert there, f"all systems by preset {preset}"
+    tables = [one for e in EXPERIMENTS.values() for one in planned(e, [0, 1, 2])]
+    assert whole >= {(key(one.recipe), one.recipe.seed) for one in tables}, "controls too"
     first = items[0].runs
     assert {(one.recipe.method, one.recipe.preset) for one in first} == {("edbl", "paper")}
     assert len({one.folder.partition("/")[0] for one in first}) == len(first) == 10
-    assert {one.recipe.data.name for item in items[:9] for one in item.runs} == {"cifar10", "cifar100"}
-    assert {one.recipe.by_rule for one in items[1].runs} == {tuple(RULED)}
-    assert items[2].name == "EDBL", "what is tuned comes after the rule"
+    before = ORDER.index("Tiny-ImageNet, the rule")
+    assert {one.recipe.data.name for item in items[:before] for one in item.runs} == {"cifar10", "cifar100"}
+    assert {one.recipe.by_rule for one in items[3].runs} == {tuple(RULED)}
     orders = [{one.recipe.stream.order for one in item.runs} for item in items if item.name.startswith("class order")]
     assert orders == [{"natural"}, {"1994"}, {"1995"}]
-    assert {one.recipe.seed for item in items[:-2] for one in item.runs} == {0}
-    assert len(items[-1].runs) == len(items[-2].runs) == sum(len(item.runs) for item in items[:-2])
-    assert [item.name for item in everything(seeds=1)] == [item.name for item in items[:-2]]
+    tested = [one for item in items[:20] for one in item.runs if not one.recipe.data.holdout]
+    assert {one.recipe.seed for one in tested} == {0}
+    assert len(items[20].runs) == len(items[21].runs) == len(tested)
+    once = [item.name for item in everything(seeds=1)]
+    assert once == [name for n, name in enumerate(ORDER) if n not in (1, 2, 6) and not name.startswith("seed")]
     assert {one.folder for one in runs if one.features} == {
-        f"cifar10-four/{method}-seed{seed}" for method in ("edbl", "rkd") for seed in range(3)
+        f"cifar10-four/{method}{preset}-seed{seed}"
+        for method in ("edbl", "rkd")
+        for preset in ("", "-default")
+        for seed in range(3)
     }
+
+
+def printed_rows(experiment: Experiment) -> Experiment:
+    return replace(experiment, rows=tuple(row for row in experiment.rows if any(row.printed)))
+
+
+def test_rivals_have_as_many_settings_held_out_as_edbl() -> None:
+    studies = read_all(ROOT / "studies" / "rule")
+    asked = Counter(row.method for study in studies for row in study.experiment.rows)
+    asked["edbl"] -= 1  # the rule itself, which both studies have
+    assert asked == dict.fromkeys({"edbl"} | queue.RIVALS, 4)
+    systems = {row.method for name in ("table1", "table2", "table4", "fig4") for row in EXPERIMENTS[name].rows}
+    assert systems == queue.RIVALS | {"edbl"}
 
 
 def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> None:
@@ -100,12 +150,12 @@ def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> Non
     assert all(images(r) is not None for r in runs.values())
 
 
-def test_open_studies_come_after_what_is_printed() -> None:
-    studies = read_all(ROOT / "studies" / "rule")
-    items = everything(seeds=1, studies=studies)
-    assert [item.name for item in items[:4]] == ["as printed", "distillation", "partners", "the rule"]
-    assert all(one.recipe.data.holdout for item in items[1:3] for one in item.runs)
-    assert {one.recipe.seed for item in items[1:3] for one in item.runs} == {0, 1, 2}
+def test_open_studies_are_held_out() -> None:
+    items = everything(seeds=1, studies=read_all(ROOT / "studies" / "rule"))
+    held_out = [item for item in items if any(one.recipe.data.holdout for one in item.runs)]
+    assert [item.name for item in held_out] == ["distillation", "partners", "rates-of-rivals"]
+    assert [{one.recipe.seed for one in item.runs} for item in held_out] == [{0, 1, 2}, {0, 1, 2}, {0}]
+    assert all(one.recipe.data.holdout for item in held_out for one in item.runs)
 
 
 def test_the_small_scale_is_a_queue_too() -> None:

@@ -15,7 +15,7 @@ from edbl.methods.options import Balancing
 from edbl.metrics import Difference
 from edbl.recipe import Recipe
 from edbl.studies import pages, small, small_page
-from edbl.studies.paper import Planned, planned, recipe_of
+from edbl.studies.paper import NO_INFLUENCE, Planned, planned, recipe_of
 from edbl.studies.shelf import Run, Shelf, key
 from edbl.studies.small_page import verdict
 from edbl.studies.study import read
@@ -131,9 +131,9 @@ def test_without_influence_every_image_is_divided_by_the_same_number() -> None:
     logits, teacher = torch.randn(500, 20) * 9, torch.randn(500, 16) * 9
     y = torch.eye(20)[torch.arange(500) % 20]
     factor = losses.incremental_influence(logits, y, teacher, features, alpha=5e-6, over="old")
-    divisor = factor + float(str(small.NO_INFLUENCE["options.epsilon"]))
+    divisor = factor + float(str(NO_INFLUENCE["options.epsilon"]))
     assert (divisor.max() - divisor.min()) / divisor.min() < 1e-3
-    own = {k.removeprefix("options."): v for k, v in small.NO_INFLUENCE.items()}
+    own = {k.removeprefix("options."): v for k, v in NO_INFLUENCE.items()}
     method = balancing("iib-kd", **own)
     task = after_first_task(method, [3, 3], [9, 6])
     batch, weights = a_batch(task.seen), class_weights(method, method.draw(task), task)
@@ -183,20 +183,24 @@ class Told(Shelf):
 def test_what_is_complete_is_shown_and_what_is_not_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     gains = {("edbl", f"cifar100-block{k}"): 0.5 + 0.01 * (k + 1) for k in (1, 2, 3, 4)}  # 2 to 5 points
     monkeypatch.setattr(small, "RATES", ANY)
-    text = small_page.page(Told(gains, without="cifar10-part2"))
-    assert "| Tuning | 54 of 54 |" in text
-    assert "| Table 3: ablation, CIFAR-100 | 36 of 36 |" in text
-    assert "| Table 3: ablation, CIFAR-10 | 12 of 18 |" in text
-    assert "Table 3: ablation, CIFAR-10. Mean" not in text
+    shelf = Told(gains, without="cifar10-part2")
+    text = small_page.page(shelf)
+    assert "**Table 3: ablation, CIFAR-100**\n\n|  | CIFAR-100, 5 phases |" in text
+    assert "Table 3: ablation, CIFAR-10: 12 of 18 runs are there." in text
+    assert "**Table 3: ablation, CIFAR-10**" not in text
     assert "| EDBL | 53.5 43.5 / 26.8 16.8 (4) |" in text
-    both = "+3.5 ±2.1: confirmed | +3.5 ±2.1: confirmed | +1.8 ±1.0: confirmed | +1.8 ±1.0: confirmed"
-    assert f"| EDBL - Baseline | CIFAR-100, 5 phases | 4 | {both} |" in text
-    assert "| EDBL - IIB-KD | CIFAR-100, 5 phases | 4 | +3.5 ±2.1: confirmed |" in text
-    assert "| Re-MKD - Baseline | CIFAR-100, 5 phases | 4 | +0.0 ±0.0: cannot be told |" in text
-    assert "| EDBL as printed - EDBL | CIFAR-100, 5 phases | 4 | +0.0 ±0.0: cannot be told |" in text
-    assert "| EDBL - iCaRL | CIFAR-100, 10 phases | 4 | +3.5 ±2.1: confirmed |" in text
+    text = small_page.differences(shelf)
+    both = "**+3.5±2.1** **+3.5±2.1**<br>**+1.8±1.0** **+1.8±1.0**"
+    assert f"| EDBL - Baseline | {both} |" in text
+    assert f"| EDBL - IIB-KD | {both} |" in text
+    none = "+0.0±0.0 +0.0±0.0<br>+0.0±0.0 +0.0±0.0"
+    assert f"| Re-MKD - Baseline | {none} |" in text
+    assert f"| EDBL as printed - EDBL | {none} |" in text
+    assert f"| EDBL - iCaRL | {both} | {both} |" in text, "Table 1; Table 2 lacks runs"
+    assert "*-3.5±2.1*" in small_page.differences(Told({k: 1 - v for k, v in gains.items()}))
     monkeypatch.setattr(small, "RATES", {})
-    assert "| Table 3: ablation, CIFAR-100 | 0 of 36 |" in small_page.page(Told(gains)), "no rates, no look"
+    assert "Table 3: ablation, CIFAR-100: 0 of 36 runs are there." in small_page.page(Told(gains)), "no rates, no look"
+    assert small_page.differences(Told(gains)) == "Not run yet."
 
 
 def test_the_larger_of_equal_rates_is_chosen() -> None:
@@ -212,9 +216,10 @@ def test_the_larger_of_equal_rates_is_chosen() -> None:
 
 
 def test_the_page_has_a_place_for_it(tmp_path: Path) -> None:
-    text = pages.filled("<!-- small -->\n<!-- end of small -->\n", Shelf(tmp_path), tmp_path, tmp_path)
-    assert "| Tuning | 0 of 54 |" in text
-    assert "| Table 2: Base-0 | 0 of 108 |" in text
+    places = "".join(f"<!-- {name} -->\n<!-- end of {name} -->\n" for name in ("small", "small-tuning"))
+    text = pages.filled(places, Shelf(tmp_path), tmp_path, tmp_path)
+    assert "Table 2: Base-0: 0 of 108 runs are there." in text
+    assert "<!-- small-tuning -->\nNot run yet." in text
 
 
 @pytest.fixture
@@ -252,7 +257,7 @@ def test_a_slice_of_it(cli: Cli, cifar: Path, tmp_path: Path, monkeypatch: pytes
     assert all(run.record.task_sizes == [4] * 5 for run in found.values())
     assert found["edbl-seed0"].record.average_incremental_accuracy["cnn"] > 0.3, "colours are easy"
     assert "done" not in cli(*words).out, "what is there is not run again"
-    assert "| Table 3: ablation, CIFAR-100 | 4 of 36 |" in small_page.page(shelf)
+    assert "Table 3: ablation, CIFAR-100: 4 of 36 runs are there." in small_page.page(shelf)
 
 
 def test_an_unknown_table(cli: Cli) -> None:

@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -283,3 +284,20 @@ def test_what_killed_writers_left_of_an_output_goes_when_it_is_written_again(tmp
         os.utime(left, (0, 0))
     store.write_output(tmp_path / "a[1]", b"x")
     assert names(tmp_path) == sorted([new.name, other.name, "a[1]"])
+
+
+def test_folders_for_the_time_being_go_though_their_process_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, unlocked, old, other = (tmp_path / f"{store.SCRATCH}{name}" for name in ("killed", "new", "old", "other"))
+    for folder in (killed, unlocked, old, other, tmp_path / "edbl-else"):
+        folder.mkdir()
+    (killed / "start").write_bytes(b"weights")
+    for folder in (killed, other):
+        (folder / store.LOCK).touch()
+    os.utime(old, (0, 0))
+    with lock(other), store.scratch() as mine:
+        assert names(tmp_path) == sorted([unlocked.name, other.name, mine.name, "edbl-else"])
+        assert not names(mine) or names(mine) == [store.LOCK]
+    assert names(tmp_path) == sorted([unlocked.name, other.name, "edbl-else"])

@@ -424,8 +424,11 @@ def test_tables_between_marks_are_written_anew(cli: Cli, tmp_path: Path) -> None
     assert done.code == 0, done.err
     assert not older.exists()
     text = readme.read_text()
-    assert text.startswith("Before.\n<!-- results -->\n|  | paper | one recipe |")
-    assert "| *53.8 50.0* | - | - | 0 |\n<!-- end of results -->\nAfter.\n<!-- ablation -->\n|  | CIFAR-10: CNN" in text
+    assert text.startswith("Before.\n<!-- results -->\n|  | paper | as printed | the rule |")
+    assert (
+        "| *53.8 50.0* | - | - | - | - | 0 |\n<!-- end of results -->\nAfter.\n<!-- ablation -->\n|  | CIFAR-10: CNN"
+        in text
+    )
     assert text.endswith("| - |\n<!-- end of ablation -->\nEnd.\n")
     mistyped = cli("results", readme, "--results", tmp_path / "resluts")
     assert mistyped.code == 2

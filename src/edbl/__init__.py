@@ -1,5 +1,6 @@
 """Class-incremental learning: EDBL, its baselines and its experiments."""
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from edbl.records import Record
     from edbl.report.long import frame
     from edbl.users import register
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to its makers, unless told before its import
 
 __version__ = "0.1.0"
 __all__ = [

@@ -13,8 +13,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import sys
+import tempfile
 import time
 import tokenize
 import tomllib
@@ -37,6 +39,7 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a f
 TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
 ABANDONED = 600  # seconds after which nobody writes a file any more
 LONG_NAME = 200  # bytes
+SCRATCH = "edbl-runs-"  # what the names of folders for the time being begin with
 TRIES = 5  # at reading what is being replaced
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
@@ -362,3 +365,15 @@ def lock(folder: Path, links: bool = False) -> Iterator[None]:
                 raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
             raise EdblError(f"another process is working in {folder}; wait for it to end") from error
         yield
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder for the time being; those that processes left that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(OSError, EdblError):  # of another user, or in use
+            if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > ABANDONED:
+                with lock(left):
+                    shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
+        yield Path(name)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edbl.errors import EdblError
 from edbl.store import TEMPORARY
 from tests.campaign.child import Action, Child, Watch, command, die
 from tests.photos import write_digits
@@ -19,11 +21,29 @@ SHORT = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "
          "--set", "stream.phases=2", "--set", "schedule.epochs=3", "--set", "memory=total=25"]  # fmt: skip
 RUN = ["run", "edbl", *SHORT, "--set", "options.balance.epochs=2", "--out", "run"]
 MANY = ["run", "rkd", "finetune", *SHORT, "--out", "runs", "--at-once", 2]
+SWEEP = ["study", "study.toml", "--runs", "runs", "--results", "results", "--at-once", 2]
+STUDY = """question = "Which?"
+method = "rkd"
+[settings]
+preset = "quick"
+net.backbone = "mlp"
+schedule.epochs = 2
+checkpoint_seconds = 0
+memory = "total=25"
+[streams.digits]
+data.name = "digits"
+data.holdout = 0.2
+stream.phases = 2
+[candidates.one]
+[candidates.two]
+options.temperature = 4.0
+"""
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none",
          "--set", "schedule.epochs=3", "--set", "options.balance.epochs=2"]  # fmt: skip
 LEARN, MORE = ["learn", "model", "photos", *QUICK], ["learn", "model", "more", "--set", "checkpoint_seconds=0"]
 VOLATILE = {"date", "learnt", "refreshed", "seconds", "began"}  # what a model says of times
 ESTIMATOR = "saved"
+OF_PYTORCH = "torchinductor_root"  # an empty folder that it makes where temporary files go
 
 
 @cache
@@ -47,7 +67,16 @@ def fit_and_save(rounds: int = 1) -> None:
     for number in range(rounds):
         here = y // 2 == number
         made.partial_fit(x[here], y[here])
-    made.save(ESTIMATOR)
+    try:
+        made.save(ESTIMATOR)
+    except (EdblError, OSError) as error:  # which is for who called it to handle
+        print(error)
+        sys.exit(2)
+
+
+def write_study() -> None:
+    """Ask which of two settings is better."""
+    Path("study.toml").write_text(STUDY)
 
 
 def load_and_predict() -> None:
@@ -67,6 +96,7 @@ def prepare(folder: Path) -> None:
         "nothing": ("", []),
         "stopped": ("", [(command(*RUN), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "done": ("", [command(*RUN)]),
+        "asked": ("", [write_study]),
         "model": ("", [command(*LEARN)]),
         "begun": ("model", [(command(*MORE), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "first": ("", [(command(*LEARN, "--set", "checkpoint_seconds=0"), Watch(1, die, wanted="epoch-1.json"))]),
@@ -150,5 +180,5 @@ def _steady(value: Any) -> Any:
 def left_behind(place: Path) -> list[str]:
     """Return temporary files and such that nobody will remove."""
     found = [path for path in place.rglob("*") if TEMPORARY.fullmatch(path.name) or path.name.endswith(".new")]
-    found += list((place / "tmp").iterdir())
+    found += [path for path in (place / "tmp").iterdir() if path.name != OF_PYTORCH]
     return sorted(path.relative_to(place).as_posix() for path in found)

@@ -88,7 +88,7 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         else:
             path.write_bytes(draw.choice([odd_image, damaged])(draw, path.read_bytes()))
     if draw.random() < 0.3:
-        named = place / "more" / draw.choice([ESCAPE, "a\nb", " ", "x" * 250, "-x", "[red]x[/red]"])
+        named = place / "more" / draw.choice([ESCAPE, "a\nb", " ", "x" * 250, "-x", "[red]x[bold]"])
         (place / "more" / "digit 3").rename(named)
     skip = ["--skip-bad"] * draw.choice([0, 1])
     return "photos", True, [["predict", "model", "more", *skip], [*bases.MORE, *skip]]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edbl import store
@@ -15,7 +16,7 @@ from edbl.app.bundle import IMAGES, INCREMENT, Contents
 from edbl.app.description import Bundle, Known, Settings, foreign
 from edbl.app.photos import Photo
 from edbl.app.settings import Request, change, choose
-from edbl.data.folder import image_notes
+from edbl.data.folder import Pixels, image_notes
 from edbl.errors import EdblError, command
 from edbl.memory import Budget
 from edbl.text import count, first, shown
@@ -74,6 +75,25 @@ def unusable(folder: Path) -> EdblError:
     return EdblError(
         f"the increment begun in {folder} is damaged; drop it with {command('learn', folder, '--discard')}"
     )
+
+
+def pixels(folder: Path, begun: Begun) -> photos.Array:
+    """Return the images that an increment was begun with."""
+    path, side = folder / INCREMENT / IMAGES, begun.settings.image_size
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise unusable(folder)
+        kept: photos.Array = np.lib.format.open_memmap(path, mode="c")
+    except (OSError, *store.ODD_ARRAY) as error:
+        raise unusable(folder) from error
+    if kept.shape != (len(begun.labels), 3, side, side) or kept.dtype != np.uint8:
+        raise unusable(folder)
+    return kept
+
+
+def pictures(begun: Begun, images: photos.Array) -> dict[str, Pixels]:
+    """Return by digest what an increment learns and is measured with."""
+    return {begun.digests[row]: images[row] for row in begun.train + begun.held}
 
 
 def begin(

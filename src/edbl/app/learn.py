@@ -8,14 +8,13 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edbl.app import begin, honest, page, photos
 from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
-from edbl.app.bundle import CHECKPOINTS, IMAGES, INCREMENT, VIEWS, Contents
+from edbl.app.bundle import CHECKPOINTS, INCREMENT, VIEWS, Contents
 from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, right
 from edbl.app.honest import Left
@@ -30,7 +29,7 @@ from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, command
-from edbl.store import LOCK, ODD_ARRAY, lock, refuse_links
+from edbl.store import LOCK, lock, refuse_links
 from edbl.text import count, shown
 from edbl.training import Training as Recipe
 
@@ -128,7 +127,7 @@ def _begin(
             return None
     begun = None if discard else begin.read(folder)
     if begun and found and begun.base < found.version and begun.asked == found.history[-1].asked:  # after the commit
-        disk.discard(folder)
+        _finish(folder, found, begun)
         if _same(request, begun.request):
             say(f"that increment is complete: {command('info', folder)} shows it")
             return None
@@ -160,6 +159,16 @@ def _begin(
     if not fresh:
         made.check()
     return made
+
+
+def _finish(folder: Path, found: Bundle, begun: Begun) -> None:
+    """Do what an increment that was stopped after its commit did not come to: its page, and that no photo stays."""
+    try:
+        pictures = begin.pictures(begun, begin.pixels(folder, begun))
+    except EdblError:
+        pictures = {}
+    page.write(folder, found, pictures=pictures)
+    disk.discard(folder)
 
 
 def _base(folder: Path, found: Bundle | None, start: int | None) -> Contents | None:
@@ -199,16 +208,7 @@ class Increment(ABC):
         self.device = device
         self.inputs = inputs_of(begun.settings)
         self.started = time.monotonic()
-        n, side = len(begun.labels), begun.settings.image_size
-        try:
-            if not (self.place / IMAGES).is_file():  # a pipe would be waited for
-                raise begin.unusable(folder)
-            pixels = np.lib.format.open_memmap(self.place / IMAGES, mode="c")
-        except (OSError, *ODD_ARRAY) as error:
-            raise begin.unusable(folder) from error
-        if pixels.shape != (n, 3, side, side) or pixels.dtype != np.uint8:
-            raise begin.unusable(folder)
-        self.pixels: photos.Array = pixels
+        self.pixels = begin.pixels(folder, begun)
 
     def check(self) -> None:
         """Refuse images that are not those it was begun with."""
@@ -232,8 +232,7 @@ class Increment(ABC):
     def commit(self, learnt: Contents) -> Bundle:
         """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
-        rows = self.begun.train + self.begun.held
-        page.write(self.folder, learnt.bundle, self.left, {self.begun.digests[row]: self.pixels[row] for row in rows})
+        page.write(self.folder, learnt.bundle, self.left, begin.pictures(self.begun, self.pixels))
         disk.discard(self.folder)
         return learnt.bundle
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ def say(message: str) -> None:
 
 
 def complain(message: str) -> None:
-    """Print an error."""
-    _stderr().print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
+    """Print an error, if there is a way to."""
+    with suppress(OSError):
+        _stderr().print(f"[red]error:[/red] {escape(message)}", highlight=False, soft_wrap=True)
 
 
 def show(tables: RenderableType) -> None:

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ from edbl.fleet.gpus import Gpus
 from edbl.fleet.turns import Limit, Turns
 from edbl.recipe import Recipe
 from edbl.records import Record
-from edbl.store import lock
+from edbl.store import lock, scratch
 
 REFRESH = 0.5  # seconds between looks at the runs
 TRIES = 3  # times that runs begin or go on, while processes are killed
@@ -259,10 +258,10 @@ def _ended(
     others = multiprocessing.active_children()
     with (
         gpus.shared(min(workers, len(places)), parts) as note,
-        tempfile.TemporaryDirectory(prefix="edbl-") as kept,
+        scratch() as kept,
         ProcessPoolExecutor(workers, context, _begin, (shares, threads, note)) as pool,
     ):
-        turns = Turns(jobs, places, _names(jobs), Path(kept), limit)
+        turns = Turns(jobs, places, _names(jobs), kept, limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]

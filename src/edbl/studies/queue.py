@@ -24,6 +24,7 @@ from edbl.studies.paper import (
     EXPERIMENTS,
     HALF,
     STREAM,
+    TABLE_3,
     TUNED,
     ZERO,
     Column,
@@ -40,6 +41,7 @@ ALL = "all"  # tables and figures
 SEEDS = 3  # of the whole queue
 ORDERS = ("natural", "1994", "1995")  # of classes, beside those of the tables
 TINY = "tiny-imagenet"
+RIVALS = {row.method for e in EXPERIMENTS.values() for row in e.rows} - {row.method for row in TABLE_3}
 BETAS = "options.boost_betas"
 SIZES = {  # training images and their side, of data sets whose times can be told from those of others
     "cifar10": (50_000, 32),
@@ -113,37 +115,36 @@ def everything(seeds: int = SEEDS, studies: Sequence[Study] = ()) -> list[Item]:
     tiny = replace(columns, columns=HALF[2:])
     tables = list(EXPERIMENTS.values())
     parts = [EXPERIMENTS["table3"], EXPERIMENTS["table5"], EXPERIMENTS["fig3"]]
-    own = [EXPERIMENTS["table1"], EXPERIMENTS["table2"]]
+    printed = [replace(e, rows=tuple(r for r in e.rows if r.printed[0])) for e in parts[:2]]
     first = [
         Item("as printed", "what the paper prints was never run as it is", planned(columns, [0], "paper")),
-        *(Item(s.name, s.question, planned(s.experiment, range(SEEDS))) for s in studies),
+        *(Item(s.name, s.question, planned(s.experiment, range(SEEDS))) for s in studies if _asks_edbl(s)),
         Item("the rule", "one recipe for every stream", planned(columns, [0], "default")),
         Item("EDBL", "the rows that every table is about", _of(tables, lambda r: _is_edbl(r) and not _is_tiny(r))),
         Item("parts", "which of EDBL's parts bring its gains", _of(parts, lambda r: not _is_tiny(r))),
+        *(Item(s.name, s.question, planned(s.experiment, [0])) for s in studies if not _asks_edbl(s)),
+        Item("rivals, the rule", "EDBL by the rule counts only beside rivals by it", _of(tables, _is_rival, "default")),
         Item("rivals", "gains count only beside rivals that train as long", _of(tables, lambda r: not _is_tiny(r))),
         Item(
-            "rivals, their own recipes",
-            "whether ours are as strong as their authors'",
-            _of(own, lambda r: not _is_edbl(r) and not _is_tiny(r), "paper"),
+            "rivals, their own recipes", "whether ours are as strong as their authors'", _of(tables, _is_rival, "paper")
         ),
         Item("other systems", "whether ours are as strong as published", _of(REFERENCES, lambda r: True, "paper")),
-        *(
-            Item(
-                f"class order {order}", "one class order says little", planned(_ordered(columns, order), [0], "default")
-            )
-            for order in ORDERS
-        ),
+        Item("parts, as printed", "the printed ablation was never run as it is", _of(printed, lambda r: True, "paper")),
+        Item("parts, the rule", "whether the parts bring the same by one rule", _of(parts, lambda r: True, "default")),
+        *_ordered(columns, ORDERS[:1]),
         Item("Tiny-ImageNet, the rule", "a third data set, at several times the cost", planned(tiny, [0], "default")),
+        Item("Tiny-ImageNet, as printed", "the same, as the paper has it", planned(tiny, [0], "paper")),
         Item("Tiny-ImageNet, EDBL", "the same as in the tables", _of(tables, _is_edbl)),
         Item("Tiny-ImageNet", "the same for rivals", _of(tables, lambda r: True)),
+        Item("Tiny-ImageNet, rivals, the rule", "the same by the rule", _of(tables, _is_tiny, "default")),
+        Item("Tiny-ImageNet, rivals, their own recipes", "the same by their own", _of(tables, _is_tiny, "paper")),
     ]
+    tested = [run for item in first for run in item.runs if not run.recipe.data.holdout]  # studies have their seeds
     later = [
-        Item(
-            f"seed {seed}", "what one seed says may be chance", [_with_seed(run, seed) for i in first for run in i.runs]
-        )
+        Item(f"seed {seed}", "what one seed says may be chance", [_with_seed(run, seed) for run in tested])
         for seed in range(1, seeds)
     ]
-    return once([*first, *later])
+    return once([*first, *later, *_ordered(columns, ORDERS[1:])])
 
 
 def small_scale() -> list[Item]:
@@ -155,17 +156,29 @@ def _of(experiments: Iterable[Experiment], which: Callable[[Recipe], bool], pres
     return [run for e in experiments for run in planned(e, [0], preset) if which(run.recipe)]
 
 
-def _ordered(experiment: Experiment, order: str) -> Experiment:
-    """Return an experiment with its classes in another order."""
-    columns = [
-        replace(column, name=f"{column.name}-order-{order}", settings={**column.settings, "stream.order": order})
-        for column in experiment.columns
-    ]
-    return replace(experiment, columns=tuple(columns))
+def _ordered(experiment: Experiment, orders: Sequence[str]) -> list[Item]:
+    """Return an item for each other order of classes."""
+    items = []
+    for order in orders:
+        columns = [
+            replace(column, name=f"{column.name}-order-{order}", settings={**column.settings, "stream.order": order})
+            for column in experiment.columns
+        ]
+        runs = planned(replace(experiment, columns=tuple(columns)), [0], "default")
+        items.append(Item(f"class order {order}", "one class order says little", runs))
+    return items
+
+
+def _asks_edbl(study: Study) -> bool:
+    return all(row.method == "edbl" for row in study.experiment.rows)
 
 
 def _is_edbl(recipe: Recipe) -> bool:
     return recipe.method == "edbl"
+
+
+def _is_rival(recipe: Recipe) -> bool:
+    return recipe.method in RIVALS and not _is_tiny(recipe)
 
 
 def _is_tiny(recipe: Recipe) -> bool:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from edbl.errors import EdblError, command, unknown
 from edbl.recipe import Recipe
-from edbl.studies.paper import ALPHAS, Column, Experiment, Planned, Row, Settings, planned, recipe_of
+from edbl.studies.paper import ALPHAS, NO_INFLUENCE, Column, Experiment, Planned, Row, Settings, planned, recipe_of
 from edbl.studies.shelf import Run, Shelf
 
 SYSTEMS = {
@@ -112,8 +112,6 @@ AS_PRINTED: Settings = {  # N/2 mixings, raw counts, the whole net, and whatever
     "options.kd_scale": "none",
     "options.factor_over": "all",
 }
-# The influence factor is nothing beside such an epsilon, so every image is divided by the same number.
-NO_INFLUENCE: Settings = {"options.epsilon": 1e6, "options.gamma": 2e6}
 
 
 @dataclass(frozen=True)

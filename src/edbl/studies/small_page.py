@@ -1,4 +1,4 @@
-"""The part `small` of a page: what came out at small scale, each table once all of its runs are there."""
+"""The parts ``small``, its differences and its tuning of a page: each table once all of its runs are there."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -16,27 +16,31 @@ CELL = "CNN average and last / NME average and last"
 
 
 def page(shelf: Shelf) -> str:
-    """Return the state of all parts, then tables and contrasts of those that are complete: there is one look."""
-    tables = small.tables(small.RATES or dict.fromkeys(small.SYSTEMS, small.CANDIDATES[0]))
-    tuning = planned(small.tuning(), [0])
-    state = [["Tuning", f"{sum(shelf.has(plan.recipe) for plan in tuning)} of {len(tuning)}"]]
-    parts = [_tuned(shelf)] if small.chosen(shelf) else []
-    for table in tables:
+    """Return the tables that are complete, since there is one look, and what is missing of others."""
+    parts, missing = [f"Mean over replicates, whose number is in brackets, {CELL}."], []
+    for table in small.tables(small.RATES or dict.fromkeys(small.SYSTEMS, small.CANDIDATES[0])):
         plans = table.plans()
-        there = sum(shelf.has(plan.recipe) for plan in plans) if small.RATES else 0
-        state.append([table.title, f"{there} of {len(plans)}"])
+        there = _there(table, shelf)
         if there == len(plans):
-            parts += [f"{table.title}. Mean over replicates, {CELL}:", _cells(table, shelf)]
-            parts += ["Paired differences in points, with half of their 95% interval:", _contrasts(table, shelf)]
-    return "\n\n".join([_markdown(["", "runs that are there"], state), *parts])
+            parts += [f"**{table.title}**", _cells(table, shelf)]
+        else:
+            missing.append(f"{table.title}: {there} of {len(plans)} runs are there.")
+    return "\n\n".join([*parts, *missing])
 
 
-def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def differences(shelf: Shelf) -> str:
+    """Return what was to be compared, of the tables that are complete."""
+    parts = []
+    for table in small.tables(small.RATES) if small.RATES else ():
+        if _there(table, shelf) == len(table.plans()):
+            parts += [f"**{table.title}**", _contrasts(table, shelf)]
+    return "\n\n".join(parts) or "Not run yet."
 
 
-def _tuned(shelf: Shelf) -> str:
+def tuning(shelf: Shelf) -> str:
+    """Return which rates were chosen."""
+    if not small.chosen(shelf):
+        return "Not run yet."
     rows: dict[str, list[str]] = {}
     rates = small.chosen(shelf)
     for plan in planned(small.tuning(), [0]):
@@ -44,10 +48,16 @@ def _tuned(shelf: Shelf) -> str:
         both = shelf.of(plan.recipe)[0].record.average_incremental_accuracy
         cell = " ".join(f"{100 * both[readout]:.1f}" for readout in READOUTS)
         rows.setdefault(system, [small.SYSTEMS[system]]).append(f"**{cell}**" if rate == rates[system] else cell)
-    heads = ["", *(f"rate {rate:g}" for rate in small.CANDIDATES)]
-    return "Tuning: average CNN and NME on held-out images, the chosen rate in bold:\n\n" + _markdown(
-        heads, rows.values()
-    )
+    return _markdown(["", *(f"rate {rate:g}" for rate in small.CANDIDATES)], rows.values())
+
+
+def _there(table: Table, shelf: Shelf) -> int:
+    return sum(shelf.has(plan.recipe) for plan in table.plans()) if small.RATES else 0
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _average(readout: str) -> Callable[[Record], float]:
@@ -59,7 +69,6 @@ def _last(readout: str) -> Callable[[Record], float]:
 
 
 MEASURES = [pick(readout) for readout in READOUTS for pick in (_average, _last)]
-MEASURED = [f"{readout.upper()}, {what}" for readout in READOUTS for what in ("average", "last")]
 
 
 def values(table: Table, name: str, stream: Stream, shelf: Shelf) -> list[list[float]]:
@@ -81,20 +90,29 @@ def _cells(table: Table, shelf: Shelf) -> str:
 
 def _contrasts(table: Table, shelf: Shelf) -> str:
     wanted = [contrast for contrast in small.contrasts() if contrast.table == table.name]
-    rows = [_contrast(table, contrast, stream, shelf) for contrast in wanted for stream in table.streams]
-    return _markdown(["", "stream", "replicates", *MEASURED], rows)
+    rows = [
+        [_named(table, contrast), *(_contrast(table, contrast, stream, shelf) for stream in table.streams)]
+        for contrast in wanted
+    ]
+    return _markdown(["", *(stream.label for stream in table.streams)], rows)
 
 
-def _contrast(table: Table, contrast: Contrast, stream: Stream, shelf: Shelf) -> list[str]:
+def _named(table: Table, contrast: Contrast) -> str:
+    return " - ".join(table.row(name).label.removeprefix("+ ") for name in (contrast.one, contrast.other))
+
+
+def _contrast(table: Table, contrast: Contrast, stream: Stream, shelf: Shelf) -> str:
+    """Return the four differences of two rows on a stream, by CNN and below it by NME."""
     one, other = (values(table, name, stream, shelf) for name in (contrast.one, contrast.other))
-    cells = [_told(Difference.of(*pair), contrast) for pair in zip(one, other, strict=True)]
-    labels = [table.row(name).label.removeprefix("+ ") for name in (contrast.one, contrast.other)]
-    return [" - ".join(labels), stream.label, str(len(stream.columns)), *cells]
+    told = [_told(Difference.of(*pair)) for pair in zip(one, other, strict=True)]
+    return f"{told[0]} {told[1]}<br>{told[2]} {told[3]}"
 
 
-def _told(difference: Difference, contrast: Contrast) -> str:
-    half = "" if math.isinf(difference.half) else f" ±{difference.half:.1f}"
-    return f"{difference.mean:+.1f}{half}: {verdict(difference, contrast.expected)}"
+def _told(difference: Difference) -> str:
+    """Return a difference in points with half of its interval: bold if that is above 0, in italics if below."""
+    half = "" if math.isinf(difference.half) else f"±{difference.half:.1f}"
+    mark = {-1: "*", 0: "", 1: "**"}[difference.sign]
+    return f"{mark}{difference.mean:+.1f}{half}{mark}"
 
 
 def verdict(difference: Difference, expected: Literal["higher", "open"]) -> str:
