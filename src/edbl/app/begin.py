@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import importers, photos
+from edbl.app import features, importers, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
 from edbl.app.description import Bundle, Known, Settings, foreign
 from edbl.app.photos import Photo
@@ -132,6 +133,9 @@ def _read(
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{count(range(repeated), 'image')} left out: given twice, or known to the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
+    if not base:
+        pixels = np.load(place / IMAGES, mmap_mode="r")
+        settings = replace(settings, ranges=features.ranges(settings, pixels, train))
     begun = Begun(
         request=request,
         began=now(),

@@ -23,6 +23,8 @@ ENGINES = (TORCH, ONNX, INT8)
 FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})  # of processors that multiply eight bits fast
 CPUINFO = Path("/proc/cpuinfo")
 
+LITE_ONLY = f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}"
+
 Compute = Callable[[Tensor], Tensor]
 
 
@@ -68,7 +70,7 @@ def computing(net: nn.Module, size: int, ranges: Tensor | None = None) -> Comput
 
         data = translate(net, torch.zeros(2, 3, size, size), "images", ["features"]).SerializeToString()
     else:
-        raise EdblError(f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}")
+        raise EdblError(LITE_ONLY)
     session = _session(data)
 
     def compute(x: Tensor) -> Tensor:
@@ -82,7 +84,7 @@ def computing(net: nn.Module, size: int, ranges: Tensor | None = None) -> Comput
 def ranges_of(net: nn.Module, x: Tensor) -> Tensor:
     """Return the least and the most that each value inside a network is over images, ``[values, 2]``."""
     if not isinstance(net, EfficientNetLite0):
-        raise EdblError(f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}")
+        raise EdblError(LITE_ONLY)
     from edbl.nets.lite_graph import lite_graph
 
     data, rounded = lite_graph(net, x.shape[-1], inner=True)
