@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from edbl import store
 from edbl.app.description import Settings
@@ -74,6 +74,12 @@ def ranges(settings: Settings, pixels: Array, rows: Sequence[int]) -> list[list[
     some = [rows[k] for k in np.unique(np.linspace(0, len(rows) - 1, CALIBRATED).astype(int))]
     found: list[list[float]] = pretrained.find(settings.backbone).ranges(torch.from_numpy(pixels[some])).tolist()
     return found
+
+
+def network(settings: Settings) -> nn.Module:
+    """Return the backbone as a model is served with it: in eight bits where it has learnt so, else in float32."""
+    backbone, own = pretrained.find(settings.backbone), _ranges(settings)
+    return backbone.load() if own is None else backbone.eight(settings.image_size, own)
 
 
 def _ranges(settings: Settings) -> Tensor | None:

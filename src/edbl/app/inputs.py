@@ -275,7 +275,7 @@ class Frozen:
     def front(self) -> dict[str, Any]:
         """Return the backbone."""
         self.check()
-        backbone = self.backbone.load()
+        backbone = features.network(self.settings)
         net = nn.Sequential(backbone, Rooted()) if self.settings.root else backbone
         return {"backbone": net, "mean": self.backbone.mean, "std": self.backbone.std}
 

@@ -24,7 +24,7 @@ from edbl.errors import EdblError
 from edbl.nets import engines
 from edbl.nets.backbones import BACKBONES, Backbone, Foreign
 from edbl.nets.efficientnet import EfficientNetLite0, EfficientNetLite2, renamed
-from edbl.nets.engines import INT8, ONNX, TORCH, Compute
+from edbl.nets.engines import INT8, ONNX, TORCH, Compute, Eight
 
 LITE0, LITE2, TIMM = "efficientnet-lite0", "efficientnet-lite2", "timm:"
 SCRATCH = sorted(set(BACKBONES) - {"given"})  # backbones that are not pretrained
@@ -128,6 +128,11 @@ class Pretrained:
                 found[start : start + images] = some
                 say(start + len(some))
         return found
+
+    def eight(self, size: int, ranges: Tensor) -> Eight:
+        """Return it in eight bits, by what `ranges` returned."""
+        engines.check(INT8)
+        return Eight(self._frozen.to(CPU), size, ranges)
 
     def _normalised(self, x: Tensor, device: torch.device) -> Tensor:
         return Transform.of("none", 0, self.mean, self.std, device).normalise(x)
