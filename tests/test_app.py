@@ -67,6 +67,7 @@ class StandIn:
         device: torch.device,
         engine: str,
         ranges: Tensor | None,
+        mirror: bool = True,
     ) -> Tensor:
         assert engine == "torch"
         vectors = F.adaptive_avg_pool2d(x.float().mean(1, keepdim=True), 4).flatten(1) / 64  # [n, 16]

@@ -77,6 +77,7 @@ class StandIn:
         device: torch.device,
         engine: str,
         ranges: Tensor | None,
+        mirror: bool = True,
     ) -> Tensor:
         assert engine == "torch"
         say(len(x))

@@ -41,6 +41,7 @@ class Settings:
     keep: Keep | None = None  # what a closed form keeps of photos; None of a trained method, which has its memory
     root: bool = False  # whether a trained method learns from square roots of features
     engine: str = TORCH  # what computes features, one of `edbl.nets.engines.ENGINES`
+    mirror: bool = True  # whether a trained method learns from mirrored copies too
     ranges: list[list[float]] = field(default_factory=list)  # the least and the most of its values, in eight bits
 
 

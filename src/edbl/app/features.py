@@ -58,7 +58,8 @@ def of_increment(
                 x, told = torch.from_numpy(pixels[np.array(chosen)]), partial(_add, say, part)
                 if copies:
                     drawn = seeds.generator(CPU, "views", number, kind, part)
-                    views = backbone.views(x, copies, drawn, told, device, settings.engine, _ranges(settings))
+                    how = settings.engine, _ranges(settings), settings.mirror
+                    views = backbone.views(x, copies, drawn, told, device, *how)
                 else:
                     views = of(settings, x, device, told)
                 store.save(place, name, {}, {"views": views})

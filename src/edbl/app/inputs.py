@@ -381,6 +381,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
+    changes: dict[str, object] = {} if settings.mirror else {"data.augment": "crop"}
     kind, pace = find_method(settings.method), PACES[preset]
     origins = Training.origins({"method": settings.method, "preset": preset})
     usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
@@ -398,6 +399,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         "schedule.epochs": epochs,
         "schedule.lr": usual["schedule.lr"] / length**2,
         "options.min_old": max(1, batch // 4),
+        **changes,
         **own,
     }
     for item in fields(kind.Config):

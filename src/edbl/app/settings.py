@@ -23,6 +23,7 @@ from edbl.training import Training
 EXACT, TRAINED = "lda", "edbl"  # the methods where the backbone is frozen, and where it learns
 MEMORY = "per_class=20"
 VALIDATION = 0.1
+AUGMENT = "data.augment"
 SIDES = 8, 1024  # least and most image size
 ENLARGED = 256  # image size up to which photos may be smaller
 OWN = {  # recipe keys for which a model has settings of its own
@@ -56,6 +57,7 @@ class Request:
     keep: str | None = None
     start: int | None = None  # the version to learn from, where it is not the newest
     engine: str | None = None
+    mirror: bool | None = None
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
@@ -105,6 +107,7 @@ def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> S
         copies=0,
         given={},
         keep=cast(Keep, request.keep or "features") if exact else None,
+        mirror=request.mirror is not False,
     )
     settings = inputs_of(replace(settings, engine=_engine(request, found, tune, device))).completed()
     if found is not None:
@@ -128,6 +131,10 @@ def _engine(request: Request, found: Pretrained | None, tune: str, device: torch
 
 def _check_kept(request: Request, exact: bool, method: str) -> None:
     """Refuse what means nothing to how a model learns."""
+    if exact and request.mirror is not None:
+        raise EdblError(f"{method} learns from photos as they are, never from mirrored copies; leave mirror out")
+    if request.mirror is not None and AUGMENT in request.given:
+        raise EdblError(f"mirror and {AUGMENT} both say whether photos are mirrored; give one of them")
     if not exact and request.keep is not None:
         raise EdblError(f"keep={request.keep} is for lda and ridge on a frozen backbone; {method} has memory instead")
     for name in ("memory", "memory_mb", "validation") if exact else ():
@@ -140,7 +147,7 @@ def _check_kept(request: Request, exact: bool, method: str) -> None:
 
 def change(settings: Settings, request: Request) -> Settings:
     """Return the settings of a model with what a later command asks for; some are for good."""
-    for key in ("method", "backbone", "tune", "image_size", "keep", "engine"):
+    for key in ("method", "backbone", "tune", "image_size", "keep", "engine", "mirror"):
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
             raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")

@@ -48,6 +48,9 @@ def learn(
     backbone: Backbone = None,
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
     engine: Engine = None,
+    mirror: Annotated[
+        bool | None, typer.Option(help="Learn mirrored copies too, for good. Default: unless held-out photos object.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
     device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
@@ -80,6 +83,7 @@ def learn(
         keep=keep,
         start=start,
         engine=engine,
+        mirror=mirror,
     )
 
     with (
