@@ -22,7 +22,7 @@ LEAST_FACTOR = 1e-3  # of scores of standard deviation 1
 
 def rooted(features: Tensor, unit: bool) -> Tensor:
     """Return the square root of each feature, with its sign; ``unit`` brings each sample to length 1."""
-    roots = features.abs().sqrt_().copysign_(features)
+    roots = features.sign() * features.abs().sqrt()
     return F.normalize(roots) if unit else roots
 
 
