@@ -37,7 +37,7 @@ from edbl.nets import cache, pretrained
 from edbl.nets.closed import rooted
 
 # Of each class: photos to learn from, of which a seed draws some, and photos to measure with.
-SETS = {"fashion-mnist": (300, 100), "cifar10": (300, 100), "cifar100": (60, 20)}
+SETS = {"fashion-mnist": (300, 100), "cifar10": (300, 100), "cifar100": (100, 20)}
 PHOTOS, UPDATES, SEEDS = (10, 30, 100), (2, 5, 10), (0, 1, 2)
 CLOSED = ("lda", "ridge")  # the same however photos are split into updates, so one is enough: tests/test_estimator.py
 CS = (1.0, 10.0, 100.0, 1000.0)  # of logistic regression, chosen by three folds

@@ -65,9 +65,21 @@ class StandIn:
     def load(self) -> nn.Module:
         return Pool()
 
+    def usual_engine(self, device: torch.device) -> str:
+        return "torch"
+
     def views(
-        self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], device: torch.device
+        self,
+        x: Tensor,
+        copies: int,
+        generator: Generator,
+        say: Callable[[int], None],
+        device: torch.device,
+        engine: str,
+        ranges: Tensor | None,
+        mirror: bool = True,
     ) -> Tensor:
+        assert engine == "torch"
         say(len(x))
         found: Tensor = Pool()((x.float() / 255 - 0.5) / 0.25)
         return found.unsqueeze(1).half()
@@ -569,10 +581,12 @@ def test_killed_at_any_moment_a_closed_form_is_the_old_or_the_new_one(
     commands: list[list[object]] = [["learn", folders[1]], ["forget", "digit 0"], ["merge", "digit 0", "digit 1"]]
     for name, *more in commands:
         whole = Path(shutil.copytree(model, tmp_path / f"{name} whole"))
+        monkeypatch.setenv("EDBL_CACHE", str(tmp_path / f"{name} cache"))  # empty for each, so all write it
         names = writes(monkeypatch, partial(cli, name, whole, *more))
         commit = names.index(store.MODEL) + 1
         for write in range(1, len(names) + 2):  # before each write; the last time after all of them
             copy = Path(shutil.copytree(model, tmp_path / f"{name} {write}"))
+            monkeypatch.setenv("EDBL_CACHE", str(tmp_path / f"{name} {write} cache"))
             stopped(monkeypatch, partial(cli, name, copy, *more), write)
             assert torch.equal(probabilities(copy)[0], old if write <= commit else probabilities(whole)[0]), names
             if write <= commit:

@@ -11,11 +11,11 @@ import torch
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import importers, photos
+from edbl.app import features, importers, mirror, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
 from edbl.app.description import Bundle, Known, Settings, foreign
-from edbl.app.photos import Photo
-from edbl.app.settings import Request, change, choose
+from edbl.app.photos import Array, Photo
+from edbl.app.settings import AUGMENT, Request, change, choose
 from edbl.data.folder import Pixels, image_notes
 from edbl.errors import EdblError, command
 from edbl.memory import Budget
@@ -152,6 +152,8 @@ def _read(
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
         notes.append(f"{count(range(repeated), 'image')} left out: given twice, or known to the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
+    if not base:
+        settings = _of_photos(settings, request, np.load(place / IMAGES, mmap_mode="r"), train, labels, notes)
     begun = Begun(
         request=request,
         began=now(),
@@ -169,6 +171,22 @@ def _read(
     )
     store.save(place, NAME, begun)
     return begun
+
+
+def _of_photos(
+    settings: Settings, request: Request, pixels: Array, train: Sequence[int], labels: Sequence[int], notes: list[str]
+) -> Settings:
+    """Return the settings of a new model with what is decided by its first photos."""
+    settings = replace(settings, ranges=features.ranges(settings, pixels, train))
+    if settings.keep or request.mirror is not None or AUGMENT in settings.given:
+        return settings
+    found = mirror.look(pixels, train, labels)
+    if found.harms:
+        notes.append(
+            f"no mirrored copies are learnt: with them a simple classifier told {found.plain} of {found.photos:,} "
+            f"held-out images wrong that it told right without, and {found.mirrored} the other way round (--mirror: do)"
+        )
+    return replace(settings, mirror=not found.harms)
 
 
 def _check_twins(found: Sequence[Photo], digests: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from edbl import users
 from edbl.methods import find_method, methods
 from edbl.methods.closed import ClosedForm
 from edbl.nets.backbones import BACKBONES
+from edbl.nets.engines import ENGINES, INT8, TORCH
 from edbl.text import class_name
 
 EXEMPLARS, VALIDATION, VECTORS = "exemplars", "validation", "features"  # folders of what is kept of photos
@@ -39,6 +40,9 @@ class Settings:
     backbone_weights: str = ""  # SHA-256 of those of a frozen backbone
     keep: Keep | None = None  # what a closed form keeps of photos; None of a trained method, which has its memory
     root: bool = False  # whether a trained method learns from square roots of features
+    engine: str = TORCH  # what computes features, one of `edbl.nets.engines.ENGINES`
+    mirror: bool = True  # whether a trained method learns from mirrored copies too
+    ranges: list[list[float]] = field(default_factory=list)  # the least and the most of its values, in eight bits
 
 
 @dataclass
@@ -183,6 +187,10 @@ def fault(bundle: Bundle) -> str:
         return "its seed, its version, or a number of what it has learnt, is below 0"
     if (settings.keep is not None) != (closed(settings.method) and settings.tune == "head"):
         return "what it keeps of photos does not fit its method"
+    if settings.engine not in ENGINES or (settings.tune == "all" and settings.engine != TORCH):
+        return "its engine is none"
+    if (settings.engine == INT8) != bool(settings.ranges) or any(len(pair) != 2 for pair in settings.ranges):
+        return "the ranges of its engine are none"
     if settings.tune == "head" and settings.backbone in BACKBONES:
         return "its backbone learns from scratch, and is said to be frozen"
     return ""

@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +30,7 @@ from edbl.methods.der_net import ExpandingNet
 from edbl.methods.foster import FosterNet
 from edbl.nets.backbones import ResNet
 from edbl.nets.closed import rooted
+from edbl.nets.engines import Eight
 from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
 from edbl.nets.net import Head, LinearHead, Net
 from edbl.nets.sure import threshold
@@ -90,12 +91,17 @@ class Served(nn.Module):
         self.register_buffer("offsets", (-1 - means.square().sum(1)).where(there, -torch.inf))
         self.cpu().eval().requires_grad_(False)
 
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return images as the network takes them."""
+        return (x.permute(0, 3, 1, 2).float() - self.mean) / self.std if self.pixels else x
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities and minus squared distances to class means, ``[n, classes]`` each, and sureness."""
-        if self.pixels:
-            x = (x.permute(0, 3, 1, 2).float() - self.mean) / self.std
-        if self.before is not None:
-            x = self.before(x)
+        x = self.normalised(x)
+        return self.after(x if self.before is None else self.before(x))
+
+    def after(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the same of what a frozen backbone gives, if there is one."""
         features = [part(x) for part in self.parts]
         joined = features[0] if len(features) == 1 else torch.cat(features, 1)
         unit = F.normalize(joined)
@@ -129,14 +135,40 @@ class ServedExact(nn.Module):
         self.middle, self.spread = sure.middle.tolist(), sure.spread.tolist()
         self.cpu().eval().requires_grad_(False)
 
+    def normalised(self, x: Tensor) -> Tensor:
+        """Return images as the network takes them."""
+        return (x.permute(0, 3, 1, 2).float() - self.mean) / self.std
+
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return probabilities, ``[n, classes]``, and sureness, ``[n]``."""
-        vectors = self.vectors(self.before((x.permute(0, 3, 1, 2).float() - self.mean) / self.std))
+        return self.after(self.before(self.normalised(x)))
+
+    def after(self, features: Tensor) -> tuple[Tensor, ...]:
+        """Return the same of features."""
+        vectors = self.vectors(features)
         logits = F.linear(vectors, self.weight, self.bias)
         cosine = F.linear(F.normalize(vectors), self.means).amax(1)
         parts = [(self.confidence(logits) - self.middle[0]) / self.spread[0]]
         parts.append((cosine - self.middle[1]) / self.spread[1])
         return logits.softmax(1), parts[0] + parts[1]
+
+
+class Part(nn.Module):
+    """A part of what is exported."""
+
+    def __init__(self, served: nn.Module, does: Callable[[Tensor], tuple[Tensor, ...]]) -> None:
+        super().__init__()
+        self.served, self.does = served, does
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Do it."""
+        return self.does(x)
+
+
+def _eight(served: Served | ServedExact) -> tuple[Eight | None, nn.Module]:
+    """Return the backbone if it computes in eight bits, and what comes right after it."""
+    first, *rest = served.before if isinstance(served.before, nn.Sequential) else [served.before]
+    return (first if isinstance(first, Eight) else None), nn.Sequential(*rest)
 
 
 @torch.no_grad()
@@ -203,7 +235,7 @@ def export(
 
 def _written(
     path: Path,
-    served: nn.Module,
+    served: Served | ServedExact,
     x: Tensor,
     outputs: Sequence[str],
     expected: Sequence[Tensor],
@@ -311,18 +343,26 @@ def _metadata(
     }
 
 
-def _onnx(served: nn.Module, x: Tensor, outputs: Sequence[str], metadata: Mapping[str, str]) -> bytes:
+def _onnx(served: Served | ServedExact, x: Tensor, outputs: Sequence[str], metadata: Mapping[str, str]) -> bytes:
     """Return the bytes of the file."""
+    import onnx
     from onnx import helper
 
-    from edbl.nets.graph import translate
+    from edbl.nets.graph import chained, translate
 
     size = sum(tensor.nbytes for tensor in served.state_dict().values())
     if size > LIMIT:
         raise EdblError(f"the net has {size / 1e9:.1f} GB of weights; ONNX files end at 2 GiB")
     # Two images, since PyTorch takes the number 1 to be meant.
-    name = "images" if x.ndim == 4 else "vectors"
-    graph = translate(served, torch.cat([x[:1], x[:1]]), name, outputs)
+    name, two = "images" if x.ndim == 4 else "vectors", torch.cat([x[:1], x[:1]])
+    network, rest = _eight(served)
+    if network is None:
+        graph = translate(served, two, name, outputs)
+    else:
+        pixels = Part(served, lambda x: (served.normalised(x),))
+        features = network(served.normalised(two))
+        head = translate(Part(served, lambda x: served.after(rest(x))), features, "features", outputs)
+        graph = chained([translate(pixels, two, name, ["pixels"]), onnx.load_from_string(network.graph), head])
     graph.producer_name, graph.producer_version = "edbl", edbl.__version__
     helper.set_model_props(graph, dict(metadata))
     data: bytes = graph.SerializeToString()

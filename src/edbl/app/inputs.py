@@ -6,9 +6,8 @@ those have whose classifier is trained; a closed form (`edbl.app.exact`) needs n
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -16,8 +15,8 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl import config, store
-from edbl.app import photos
+from edbl import config
+from edbl.app import features, photos
 from edbl.app.bundle import FEATURES, Contents
 from edbl.app.description import EXEMPLARS, VALIDATION, VECTORS, Bundle, Settings
 from edbl.app.exact import UNIT, answers
@@ -30,18 +29,14 @@ from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods import find_method
-from edbl.nets import pretrained
+from edbl.nets import engines, pretrained
 from edbl.nets.backbones import Backbone, Foreign
 from edbl.nets.closed import rooted
 from edbl.nets.pretrained import SCRATCH, Pretrained
 from edbl.schedule import Schedule
-from edbl.seeds import Seeds
-from edbl.text import bar
 from edbl.training import MOST_PAD, Training
 
 COPIES = 4  # changed copies of each image whose features a frozen model learns from
-PART = 64  # images whose features are computed between two saves
-CPU = torch.device("cpu")
 UNFROZEN = frozenset(  # keys about pixels, or about a backbone that learns
     {
         *(f"data.{name}" for name in ("augment", "pad", "brightness", "cutout", "mean", "std")),
@@ -87,8 +82,8 @@ class Inputs(Protocol):
     ) -> Tensor:
         """Return photos of an increment, to learn from or held out; what took time is kept in the folder ``place``."""
 
-    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Return photos that a model is asked about."""
+    def asked(self, pixels: Tensor, device: torch.device, keep: bool = False) -> Tensor:
+        """Return photos that a model is asked about; ``keep`` what took time for another time."""
 
     def fault(self, contents: Contents) -> str:
         """Return what is wrong with the tensors of a model, if anything is."""
@@ -190,7 +185,7 @@ class Pixels:
         """Return the photos themselves."""
         return torch.from_numpy(pixels[np.array(rows, dtype=np.int64)])
 
-    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
+    def asked(self, pixels: Tensor, device: torch.device, keep: bool = False) -> Tensor:
         """Return the photos themselves."""
         return pixels
 
@@ -249,7 +244,8 @@ class Frozen:
         return replace(self.settings, copies=self.copies, backbone_weights=self.backbone.digest)
 
     def check(self) -> None:
-        """Compare checksums: the backbone is not in the model."""
+        """Compare checksums, as the backbone is not in the model; look for its engine."""
+        engines.check(self.settings.engine)
         name, here, learnt = self.backbone.name, self.backbone.digest, self.settings.backbone_weights
         if here != learnt:
             raise EdblError(
@@ -264,29 +260,14 @@ class Frozen:
     def seen(
         self, pixels: Array, rows: Sequence[int], kind: str, place: Path, number: int, device: torch.device
     ) -> Tensor:
-        """Compute features, of changed copies too to learn from, and keep each part of them once it is there."""
+        """Compute features, of changed copies too to learn from."""
         self.check()
         copies = self.settings.copies if kind == "train" else 0
-        seeds, parts = Seeds(self.settings.seed), [self._none(copies)]
-        place.mkdir(exist_ok=True)
-        with bar("computing features", len(rows)) as say:
-            for part in range(0, len(rows), PART):
-                chosen, name = rows[part : part + PART], f"{kind}-{part}"
-                found = store.find(place, name, dict[str, object])
-                views = found[1].get("views") if found else None
-                shape = len(chosen), 1 + copies, self.backbone.width
-                if views is None or views.shape != shape or views.dtype != torch.float16:
-                    generator = seeds.generator(CPU, "views", number, kind, part)
-                    x = torch.from_numpy(pixels[np.array(chosen)])
-                    views = self.backbone.views(x, copies, generator, partial(_add, say, part), device)
-                    store.save(place, name, {}, {"views": views})
-                say(part + len(chosen))
-                parts.append(views)
-        return self._rooted(torch.cat(parts))
+        return self._rooted(features.of_increment(self.settings, pixels, rows, copies, kind, place, number, device))
 
-    def asked(self, pixels: Tensor, device: torch.device) -> Tensor:
+    def asked(self, pixels: Tensor, device: torch.device, keep: bool = False) -> Tensor:
         """Compute features of the photos as they are."""
-        return self._rooted(self.backbone.views(pixels, 0, Generator(), lambda done: None, device))
+        return self._rooted(features.of(self.settings, pixels, device, keep=keep))
 
     def _rooted(self, views: Tensor) -> Tensor:
         return rooted(views.float(), unit=False).half() if self.settings.root else views
@@ -294,12 +275,9 @@ class Frozen:
     def front(self) -> dict[str, Any]:
         """Return the backbone."""
         self.check()
-        backbone = self.backbone.load()
+        backbone = features.network(self.settings)
         net = nn.Sequential(backbone, Rooted()) if self.settings.root else backbone
         return {"backbone": net, "mean": self.backbone.mean, "std": self.backbone.std}
-
-    def _none(self, copies: int) -> Tensor:
-        return torch.empty(0, 1 + copies, self.backbone.width, dtype=torch.float16)
 
 
 @dataclass(frozen=True)
@@ -326,7 +304,7 @@ class Features(Frozen):
 
     def none(self) -> Tensor:
         """Return none, without copies."""
-        return self._none(copies=0)
+        return torch.empty(0, 1, self.backbone.width, dtype=torch.float16)
 
     def fault(self, contents: Contents) -> str:
         """Compare features with the files that they are of."""
@@ -403,6 +381,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
+    changes: dict[str, object] = {} if settings.mirror else {"data.augment": "crop"}
     kind, pace = find_method(settings.method), PACES[preset]
     origins = Training.origins({"method": settings.method, "preset": preset})
     usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
@@ -420,6 +399,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
         "schedule.epochs": epochs,
         "schedule.lr": usual["schedule.lr"] / length**2,
         "options.min_old": max(1, batch // 4),
+        **changes,
         **own,
     }
     for item in fields(kind.Config):
@@ -435,10 +415,6 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
 def _expected(found: Pretrained) -> dict[str, object]:
     """Return what a pretrained network expects of images, by recipe key."""
     return {"data.mean": tuple(found.mean), "data.std": tuple(found.std)}
-
-
-def _add(say: Callable[[int], None], before: int, done: int) -> None:
-    say(before + done)
 
 
 def _key(views: Tensor) -> bytes:

@@ -14,7 +14,7 @@ from edbl.data.folder import Pixels
 from edbl.errors import EdblError
 from edbl.text import shown
 
-SAME = ("method", "backbone", "backbone_weights", "image_size", "keep")  # settings that must agree
+SAME = ("method", "backbone", "backbone_weights", "image_size", "keep", "engine", "ranges")  # settings that must agree
 
 
 def join(out: Path, models: Sequence[Path]) -> Bundle:

@@ -80,8 +80,8 @@ class Opened:
         """Learn from images and the class of each, from a mapping of classes to images, or from folders of classes.
 
         ``options`` are those of `edbl learn`: ``method``, ``keep``, ``backbone``, ``tune``, ``image_size``, ``memory``,
-        ``memory_mb``, ``seed``, ``validation``, ``skip_bad``, ``relabel``, ``start`` (a version), and ``given``, values
-        of a recipe by key. With ``yes`` it learns images too that look mislabelled.
+        ``memory_mb``, ``seed``, ``validation``, ``engine``, ``mirror``, ``skip_bad``, ``relabel``, ``start`` (a
+        version), and ``given``, values of a recipe by key. With ``yes`` it learns images too that look mislabelled.
         """
         if unknown := sorted(options.keys() - Request.__dataclass_fields__.keys() | options.keys() & {"folders"}):
             raise EdblError(f"there is no option {unknown[0]} to learn with")

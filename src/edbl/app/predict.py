@@ -46,8 +46,15 @@ class Predictor:
     """A model that is asked about photos."""
 
     def __init__(
-        self, folder: Path, readout: Readout | None = None, device: str = "auto", unknown: float = UNKNOWN
+        self,
+        folder: Path,
+        readout: Readout | None = None,
+        device: str = "auto",
+        unknown: float = UNKNOWN,
+        keep: bool = False,
     ) -> None:
+        """Open a model; ``keep`` the features of photos that it is asked about for another time."""
+        self.keep = keep
         if not 0 <= unknown < 1:
             raise EdblError(f"unknown={unknown:g} must be a share of known photos from 0 to below 1")
         bundle = settle(folder)
@@ -97,7 +104,7 @@ class Predictor:
 
     def _best(self, pixels: Tensor, top: int) -> list[tuple[list[tuple[str, float]], bool]]:
         """Return the ``top`` classes of each image, ``[n, 3, size, size]``, and whether it is likely to be of none."""
-        probabilities, sure = self.answer(self.inputs.asked(pixels, self.device))
+        probabilities, sure = self.answer(self.inputs.asked(pixels, self.device, self.keep))
         values, numbers = probabilities.topk(min(top, len(self.names)))
         unknown = (sure <= self.least).tolist()
         pairs = zip(numbers.tolist(), values.tolist(), strict=True)

@@ -15,13 +15,15 @@ from edbl.config import UnknownKey, ends
 from edbl.errors import EdblError, unknown
 from edbl.memory import Budget
 from edbl.methods import find_method, methods
-from edbl.nets import pretrained
+from edbl.nets import engines, pretrained
+from edbl.nets.pretrained import Pretrained
 from edbl.recipe import OF_RUNS
 from edbl.training import Training
 
 EXACT, TRAINED = "lda", "edbl"  # the methods where the backbone is frozen, and where it learns
 MEMORY = "per_class=20"
 VALIDATION = 0.1
+AUGMENT = "data.augment"
 SIDES = 8, 1024  # least and most image size
 ENLARGED = 256  # image size up to which photos may be smaller
 OWN = {  # recipe keys for which a model has settings of its own
@@ -54,6 +56,8 @@ class Request:
     relabel: bool = False
     keep: str | None = None
     start: int | None = None  # the version to learn from, where it is not the newest
+    engine: str | None = None
+    mirror: bool | None = None
 
     def check(self) -> None:
         """Refuse what is wrong whatever the model."""
@@ -103,15 +107,34 @@ def choose(request: Request, photos: Sequence[Photo], device: torch.device) -> S
         copies=0,
         given={},
         keep=cast(Keep, request.keep or "features") if exact else None,
+        mirror=request.mirror is not False,
     )
-    settings = inputs_of(settings).completed()
+    settings = inputs_of(replace(settings, engine=_engine(request, found, tune, device))).completed()
     if found is not None:
         found.check(size)
     return _asked(settings, request, inputs_of(settings))
 
 
+def _engine(request: Request, found: Pretrained | None, tune: str, device: torch.device) -> str:
+    """Return what is to compute features."""
+    if found is None or tune != "head":
+        if request.engine is not None:
+            raise EdblError(f"engine={request.engine} is what computes the features of a frozen backbone; leave it out")
+        return engines.TORCH
+    if request.engine is None:
+        return found.usual_engine(device)
+    engines.check(request.engine)
+    if request.engine == engines.INT8 and found.name not in pretrained.LITES:
+        raise EdblError(engines.LITE_ONLY)
+    return request.engine
+
+
 def _check_kept(request: Request, exact: bool, method: str) -> None:
     """Refuse what means nothing to how a model learns."""
+    if exact and request.mirror is not None:
+        raise EdblError(f"{method} learns from photos as they are, never from mirrored copies; leave mirror out")
+    if request.mirror is not None and AUGMENT in request.given:
+        raise EdblError(f"mirror and {AUGMENT} both say whether photos are mirrored; give one of them")
     if not exact and request.keep is not None:
         raise EdblError(f"keep={request.keep} is for lda and ridge on a frozen backbone; {method} has memory instead")
     for name in ("memory", "memory_mb", "validation") if exact else ():
@@ -124,7 +147,7 @@ def _check_kept(request: Request, exact: bool, method: str) -> None:
 
 def change(settings: Settings, request: Request) -> Settings:
     """Return the settings of a model with what a later command asks for; some are for good."""
-    for key in ("method", "backbone", "tune", "image_size", "keep"):
+    for key in ("method", "backbone", "tune", "image_size", "keep", "engine", "mirror"):
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
             raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")

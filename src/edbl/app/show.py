@@ -17,6 +17,7 @@ from edbl.app.description import EXEMPLARS, VALIDATION, Bundle, Event, Known, Re
 from edbl.app.inputs import inputs_of
 from edbl.app.predict import Prediction
 from edbl.errors import command
+from edbl.metrics import interval
 from edbl.text import as_text, count, shown
 
 ROWS = 40  # classes in a table before only the worst are shown
@@ -61,7 +62,11 @@ def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
     how = "with each photo left out in turn" if bundle.settings.keep else "on held-out images"
     return [
         f"accuracy {how}{f', {title}' if title != 'right' else ''}: "
-        + ", ".join(f"{name} classes {_told(s, readout)}" for name, s in parts.items() if s.images)
+        + ", ".join(
+            f"{name} classes {_told(s, readout, name == 'all')}"
+            for name, s in parts.items()
+            if s.images and (name != "new" or len(event.classes) < len(bundle.classes))
+        )
         for readout, title in readouts(bundle).items()
     ]
 
@@ -71,8 +76,18 @@ def readouts(bundle: Bundle) -> dict[Readout, str]:
     return {"cnn": "right"} if bundle.settings.keep else TITLES
 
 
-def _measured(bundle: Bundle) -> str:
-    return "left out" if bundle.settings.keep else "held out"
+def _measured(bundle: Bundle) -> list[str]:
+    """Return the headings of `_found`."""
+    if bundle.settings.keep:
+        return ["right", "95% interval"]
+    return ["held out", *TITLES.values()]
+
+
+def _found(bundle: Bundle, score: Score) -> list[str]:
+    """Return how many images of a class were told right; of a closed form as numbers, as few are no percents."""
+    if not bundle.settings.keep:
+        return [str(score.images), *(_percent(score, readout) for readout in TITLES)]
+    return [f"{score.cnn} of {score.images}", _interval(score)] if score.images else ["-", "-"]
 
 
 def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
@@ -80,7 +95,7 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
     table = Table(box=None, pad_edge=False)
     titles = readouts(bundle)
     kept = [] if bundle.settings.keep else ["exemplars"]
-    headings = ["class", "images", *kept, _measured(bundle), *titles.values()]
+    headings = ["class", "images", *kept, *_measured(bundle)]
     if event.before:
         headings.append(f"{titles[bundle.readout]} before")
     for heading in headings:
@@ -91,8 +106,7 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
         known, rest = known[:ROWS], known[ROWS:]
     for k in known:
         score = event.scores[k.name]
-        row = [escape(k.name), f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), str(score.images)]
-        row += [_percent(score, readout) for readout in titles]
+        row = [escape(k.name), f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), *_found(bundle, score)]
         if event.before:
             row.append(_percent(event.before.get(k.name, Score(0, 0, 0)), bundle.readout))
         table.add_row(*row)
@@ -113,7 +127,8 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     s, score = bundle.settings, bundle.history[-1].total()
     lines = [
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
-        + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}",
+        + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}"
+        + (f", features by {s.engine}" if s.tune == "head" else ""),
         memory(folder, bundle),
         *([KEPT[s.keep]] if s.keep else []),
         *(_accuracy(bundle, replace(bundle.history[-1], classes=[]), score)[:1] if s.keep else [_readout(bundle)[2:]]),
@@ -190,16 +205,16 @@ def version_values(now: Bundle, one: Bundle) -> dict[str, Any]:
 
 
 def _classes(bundle: Bundle) -> Table:
-    table, titles = Table(box=None, pad_edge=False), readouts(bundle)
+    table = Table(box=None, pad_edge=False)
     kept = [] if bundle.settings.keep else ["exemplars"]
-    for heading in ("class", "learnt", "refreshed", "images", *kept, _measured(bundle), *titles.values()):
+    for heading in ("class", "learnt", "refreshed", "images", *kept, *_measured(bundle)):
         text = heading in ("class", "learnt", "refreshed")
         table.add_column(heading, justify="left" if text else "right", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
-        counts = f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), str(score.images)
+        counts = f"{k.images:,}", *([str(len(k.exemplars))] if kept else [])
         days = [_when(date)[:10] if date else "" for date in (k.learnt, k.refreshed)]
-        table.add_row(escape(k.name), *days, *counts, *(_percent(score, r) for r in titles))
+        table.add_row(escape(k.name), *days, *counts, *_found(bundle, score))
     return table
 
 
@@ -295,9 +310,15 @@ def _named(names: Sequence[str], most: int = 8) -> str:
     return f" ({', '.join(names[:most])}{f' and {len(names) - most} more' if len(names) > most else ''})"
 
 
-def _told(score: Score, readout: Readout) -> str:
+def _told(score: Score, readout: Readout, sure: bool) -> str:
     right_ones = score.cnn if readout == "cnn" else score.nme
-    return f"{_percent(score, readout)} ({right_ones:,} of {score.images:,})"
+    between = f"; 95% interval {_interval(score, readout)}" if sure else ""
+    return f"{_percent(score, readout)} ({right_ones:,} of {score.images:,}{between})"
+
+
+def _interval(score: Score, readout: Readout = "cnn") -> str:
+    low, high = interval(score.cnn if readout == "cnn" else score.nme, score.images)
+    return f"{low:.0%} to {high:.0%}"
 
 
 def _percent(score: Score, readout: Readout) -> str:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from edbl.app import bundle as disk
+from edbl.app.begin import had
 from edbl.app.description import Bundle
 from edbl.app.exact import drop_stale
 from edbl.errors import EdblError
+from edbl.nets import cache
 
 
 def undo(folder: Path, number: int | None = None) -> Bundle:
@@ -30,6 +32,18 @@ def history(folder: Path) -> tuple[Bundle, list[Bundle]]:
 
 
 def prune(folder: Path) -> int:
-    """Remove all versions but the model as it is; return how many bytes that has freed."""
+    """Remove all versions but the model as it is; return how many bytes that has freed.
+
+    Features of photos that none of them has any more leave the user's cache too.
+    """
     with disk.changing(folder) as found:
-        return drop_stale(folder, found) + disk.prune(folder, found)
+        others = [disk.read_version(folder, number) for number in disk.versions(folder) if number != found.version]
+        gone = {digest for one in others for digest in _digests(one)} - _digests(found)
+        freed = drop_stale(folder, found) + disk.prune(folder, found)
+        if gone and (kept := cache.usual()):
+            kept.drop(gone)
+        return freed
+
+
+def _digests(bundle: Bundle) -> set[str]:
+    return {digest for known in bundle.classes for digest in had(known)}

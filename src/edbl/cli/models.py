@@ -28,6 +28,10 @@ Backbone = Annotated[
         help="efficientnet-lite0 or -lite2, timm:NAME, resnet18, resnet32, small or mlp; cannot be changed later."
     ),
 ]
+Engine = Annotated[
+    str | None,
+    typer.Option(help="What computes features: torch, onnxruntime (default if installed), onnxruntime-int8; for good."),
+]
 Relabel = Annotated[
     bool, typer.Option("--relabel", help="Images that the model knows as another class get the one given.")
 ]
@@ -43,6 +47,10 @@ def learn(
     image_size: Annotated[int | None, typer.Option(help="Side of the images, for good.")] = None,
     backbone: Backbone = None,
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
+    engine: Engine = None,
+    mirror: Annotated[
+        bool | None, typer.Option(help="Learn mirrored copies too, for good. Default: unless held-out photos object.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
     device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
@@ -74,14 +82,12 @@ def learn(
         relabel=relabel,
         keep=keep,
         start=start,
+        engine=engine,
+        mirror=mirror,
     )
 
-    def how() -> str:
-        begun = disk.begun(model)
-        return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
-
     with (
-        interruptible(how),
+        interruptible(lambda: _again(model)),
         increment(model, request, device=device, discard=discard, yes=yes, say=terminal.say) as begun,
     ):
         if begun is None:
@@ -92,6 +98,13 @@ def learn(
         bundle = begun.commit(learnt)
     terminal.show(show.report(model, bundle))
     terminal.tell(f"page: {model / disk.PAGE}")
+
+
+def _again(model: Path) -> str:
+    from edbl.app import bundle as disk
+
+    begun = disk.begun(model)
+    return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
 
 
 def page(model: Path, photos: list[Path], out: Path | None) -> None:
@@ -130,7 +143,7 @@ def predict(
 
     if as_json and as_csv:
         raise EdblError("--json and --csv are two formats; give one of them")
-    predictor = Predictor(model, readout, device, unknown)
+    predictor = Predictor(model, readout, device, unknown, keep=True)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     top = min(top, len(predictor.names))
     if as_csv:

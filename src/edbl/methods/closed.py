@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -118,6 +120,12 @@ def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with _blas().limit(limits=1, user_api="blas"):  # NumPy has threads of its own
+            yield
     finally:
         torch.set_num_threads(threads)
+
+
+@cache
+def _blas() -> Any:
+    return import_module("threadpoolctl").ThreadpoolController()

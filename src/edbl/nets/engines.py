@@ -23,6 +23,8 @@ ENGINES = (TORCH, ONNX, INT8)
 FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})  # of processors that multiply eight bits fast
 CPUINFO = Path("/proc/cpuinfo")
 
+LITE_ONLY = f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}"
+
 Compute = Callable[[Tensor], Tensor]
 
 
@@ -56,20 +58,7 @@ def computing(net: nn.Module, size: int, ranges: Tensor | None = None) -> Comput
 
     So those of an image do not hang on what else is in its batch. With ``ranges`` it computes in eight bits.
     """
-    if isinstance(net, EfficientNetLite0):
-        from edbl.nets.lite_graph import lite_graph
-
-        data, rounded = lite_graph(net, size)
-        if ranges is not None:
-            check_ranges(ranges, len(rounded))
-            data, _ = lite_graph(net, size, [(low, high) for low, high in ranges.tolist()])
-    elif ranges is None:
-        from edbl.nets.graph import translate
-
-        data = translate(net, torch.zeros(2, 3, size, size), "images", ["features"]).SerializeToString()
-    else:
-        raise EdblError(f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}")
-    session = _session(data)
+    session = _session(graph_of(net, size, ranges))
 
     def compute(x: Tensor) -> Tensor:
         images = x.numpy()
@@ -79,10 +68,45 @@ def computing(net: nn.Module, size: int, ranges: Tensor | None = None) -> Comput
     return compute
 
 
+def graph_of(net: nn.Module, size: int, ranges: Tensor | None = None) -> bytes:
+    """Return the ONNX graph that computes the features of images of ``size``, with ``ranges`` in eight bits."""
+    if isinstance(net, EfficientNetLite0):
+        from edbl.nets.lite_graph import lite_graph
+
+        data, rounded = lite_graph(net, size)
+        if ranges is not None:
+            check_ranges(ranges, len(rounded))
+            data, _ = lite_graph(net, size, [(low, high) for low, high in ranges.tolist()])
+        return data
+    if ranges is not None:
+        raise EdblError(LITE_ONLY)
+    from edbl.nets.graph import translate
+
+    found: bytes = translate(net, torch.zeros(2, 3, size, size), "images", ["features"]).SerializeToString()
+    return found
+
+
+class Eight(nn.Module):
+    """A network as its ONNX graph in eight bits, which `edbl export` puts into a file as it is."""
+
+    def __init__(self, net: nn.Module, size: int, ranges: Tensor) -> None:
+        super().__init__()
+        self.graph = graph_of(net, size, ranges)
+        self.compute = computing(net, size, ranges)
+
+    def __deepcopy__(self, memo: object) -> "Eight":
+        """Return itself: nothing in it changes."""
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return features."""
+        return self.compute(x)
+
+
 def ranges_of(net: nn.Module, x: Tensor) -> Tensor:
     """Return the least and the most that each value inside a network is over images, ``[values, 2]``."""
     if not isinstance(net, EfficientNetLite0):
-        raise EdblError(f"{INT8} is there for efficientnet-lite0 and efficientnet-lite2 only; use {ONNX}")
+        raise EdblError(LITE_ONLY)
     from edbl.nets.lite_graph import lite_graph
 
     data, rounded = lite_graph(net, x.shape[-1], inner=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, compose, helper, numpy_helper
 from torch import Tensor, fx, nn
 
 from edbl.errors import EdblError
@@ -404,6 +404,15 @@ def translate(module: nn.Module, example: Tensor, name: str, outputs: Sequence[s
         why = str(error).partition("\n")[0]
         raise EdblError(f"the net cannot be exported: its translation is no valid ONNX: {why}") from error
     return model
+
+
+def chained(models: Sequence[onnx.ModelProto]) -> onnx.ModelProto:
+    """Return models as one, each of which takes what the one before gives."""
+    whole = models[0]
+    for number, model in enumerate(models[1:]):
+        after = compose.add_prefix(model, f"part{number}/", rename_outputs=False)
+        whole = compose.merge_models(whole, after, [(whole.graph.output[0].name, after.graph.input[0].name)])
+    return whole
 
 
 def _translate(graph: Graph, node: fx.Node) -> None:

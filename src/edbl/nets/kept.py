@@ -185,7 +185,8 @@ class Kept:
             counts=counts.where(alone, self.counts),
             means=means.where(alone.unsqueeze(1), self.means),
         )
-        scatter = before.scatter - before._scatter_of(changed[: len(before.counts)]) + now._scatter_of(changed)
+        gone = before._scatter_of(changed[: len(before.counts)])
+        scatter = before.scatter - gone + now._scatter_of(changed, (x, y))
         return replace(now, scatter=scatter)._summed_up()
 
     def _summed_up(self) -> "Kept":
@@ -222,11 +223,13 @@ class Kept:
             scatters=self.scatters + here.unsqueeze(1) * sign * pack(change),
         )
 
-    def _scatter_of(self, chosen: Tensor) -> Tensor:
-        """Return the part of some classes in ``scatter``."""
+    def _scatter_of(self, chosen: Tensor, samples: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Return the part of some classes in ``scatter``; ``samples`` are theirs, with their classes."""
         weights = 1 / self.counts.clamp(min=1) if self.balanced else torch.ones_like(self.counts)
-        rows = chosen.index_fill(0, self.summed, False)[self.labels]
-        x, y = self.vectors(self.features[rows].double()), self.labels[rows]
+        if samples is None:
+            rows = chosen.index_fill(0, self.summed, False)[self.labels]
+            samples = self.vectors(self.features[rows].double()), self.labels[rows]
+        x, y = samples
         away = x - self.means[y]
         scatter = (away * weights[y].unsqueeze(1)).T @ away
         if not len(self.summed):

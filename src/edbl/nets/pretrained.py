@@ -24,7 +24,7 @@ from edbl.errors import EdblError
 from edbl.nets import engines
 from edbl.nets.backbones import BACKBONES, Backbone, Foreign
 from edbl.nets.efficientnet import EfficientNetLite0, EfficientNetLite2, renamed
-from edbl.nets.engines import INT8, ONNX, TORCH, Compute
+from edbl.nets.engines import INT8, ONNX, TORCH, Compute, Eight
 
 LITE0, LITE2, TIMM = "efficientnet-lite0", "efficientnet-lite2", "timm:"
 SCRATCH = sorted(set(BACKBONES) - {"given"})  # backbones that are not pretrained
@@ -97,18 +97,19 @@ class Pretrained:
         device: torch.device = CPU,
         engine: str = TORCH,
         ranges: Tensor | None = None,
+        mirror: bool = True,
     ) -> Tensor:
         """Return the features of images, ``[n, 3, size, size]`` of bytes, and of changed copies of each of them.
 
         They are ``[n, 1 + copies, width]`` in half precision. ``say`` is told how many images are done so far.
         ``engine`` is one of `engines.ENGINES`; those of onnxruntime work on the CPU, and that in eight bits by the
-        ``ranges`` that `ranges` returned.
+        ``ranges`` that `ranges` returned. Half of the copies are mirrored, unless ``mirror`` is false.
         """
         size = x.shape[-1]
         self.check(size)
         device = device if engine == TORCH else CPU
         compute = self._computing(engine, size, device, ranges)
-        places = _places(len(x), copies, generator).to(device)
+        places = _places(len(x), copies, generator, mirror).to(device)
         most = max(1, PIXELS.get(device.type, PIXELS["cpu"]) // size**2)  # views of one batch
         images = max(1, most // (1 + copies))
 
@@ -128,6 +129,11 @@ class Pretrained:
                 found[start : start + images] = some
                 say(start + len(some))
         return found
+
+    def eight(self, size: int, ranges: Tensor) -> Eight:
+        """Return it in eight bits, by what `ranges` returned."""
+        engines.check(INT8)
+        return Eight(self._frozen.to(CPU), size, ranges)
 
     def _normalised(self, x: Tensor, device: torch.device) -> Tensor:
         return Transform.of("none", 0, self.mean, self.std, device).normalise(x)
@@ -293,12 +299,12 @@ def _pool(device: torch.device) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(threads)
 
 
-def _places(n: int, copies: int, generator: Generator) -> Tensor:
+def _places(n: int, copies: int, generator: Generator, mirror: bool) -> Tensor:
     """Draw what each copy shows of its image, ``[n, copies, 2, 3]``: a part at random, mirrored or not."""
     area, across, down, mirrored = torch.rand(n, copies, 4, generator=generator, device=generator.device).unbind(2)
     side = (LEAST_AREA + (1 - LEAST_AREA) * area).sqrt()
     zero = torch.zeros_like(side)
-    rows = [torch.where(mirrored < 0.5, -side, side), zero, (2 * across - 1) * (1 - side)]
+    rows = [torch.where(mirrored < 0.5 * mirror, -side, side), zero, (2 * across - 1) * (1 - side)]
     rows += [zero, side, (2 * down - 1) * (1 - side)]
     return torch.stack(rows, 2).view(n, copies, 2, 3)
 
