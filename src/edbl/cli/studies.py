@@ -56,7 +56,7 @@ def _demo_photos(folder: Path) -> None:
             terminal.tell(f"{title}: {told}")
     model = folder / "model"
     terminal.tell(
-        f"Next: {command('predict', model, folder / 'new')}; {command('learn', model, 'FOLDER')} with your own photos;\n"
+        f"Next: {command('predict', model, folder / 'new')}; {command('learn', model, 'FOLDER')} of your photos;\n"
         f"{command('undo', model)}; {command('serve', model)} for a page on which to teach it."
     )
 
