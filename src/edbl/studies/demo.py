@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from edbl.data.example import photos
 from edbl.engine.progress import Progress
@@ -52,7 +52,7 @@ def photo_steps(folder: Path) -> Iterator[tuple[str, Callable[[], str]]]:
     from edbl.app.opened import open as open_model
 
     model = open_model(folder / "model")
-    options = {} if pretrained.default() else {"backbone": "mlp", "image_size": 8}
+    options: dict[str, Any] = {} if pretrained.default() else {"backbone": "mlp", "image_size": 8}
     taught = photos(folder / "photos", classes=4, each=20)
     new = photos(folder / "new", classes=4, each=10, first=100)
 
