@@ -50,4 +50,4 @@ def example(
     from edbl.text import count
 
     made = digits.photos(folder, classes, photos, first)
-    tell(f"{folder}: {count(sum(map(len, made.values())), 'photo')} of {count(len(made), "class")}")
+    tell(f"{folder}: {count(sum(map(len, made.values())), 'photo')} of {count(len(made), 'class')}")
