@@ -2,7 +2,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test slow check campaign audit kernels
+.PHONY: demo test slow check prose site wheel dist audit workflows campaign kernels
 
 demo: .venv/ready
 	$(BIN)/edbl demo
@@ -16,11 +16,30 @@ slow: .venv/tested  # the tests that `make test` leaves out for their time
 campaign: .venv/tested  # hours; goes on where it was stopped
 	$(BIN)/python -m tests.campaign
 
-audit: .venv-audit/ready  # needs a network: are flaws known of the pinned versions?
-	.venv-audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+audit: .venv-release/ready  # needs a network: are flaws known of the pinned versions?
+	.venv-release/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+workflows: .venv-release/ready
+	.venv-release/bin/zizmor --offline .github
+
+dist: .venv-release/ready  # a wheel, a source archive, and a bill of what the wheel is tested with
+	rm -rf dist build
+	.venv-release/bin/python -m build
+	.venv-release/bin/twine check --strict dist/*
+	mkdir -p build
+	.venv-release/bin/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-file build/materials.json
+
+wheel: .venv/tested  # the wheel in an empty environment outside the repository: the demo, a recipe, the served page
+	$(BIN)/python -m tests.wheel
 
 kernels: .venv/tested  # half an hour: all kernels for all architectures, without a GPU
 	$(BIN)/python -W ignore -m tests.kernels
+
+prose: .venv/tested  # idioms and other words that docs/prose.toml refuses
+	$(BIN)/python -m tests.prose
+
+site: .venv/tested  # the documentation, searchable, in build/site
+	$(BIN)/sphinx-build -W --keep-going -q -d build/doctrees docs build/site
 
 check: .venv/tested
 	$(BIN)/ruff check
@@ -36,7 +55,7 @@ check: .venv/tested
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
-.venv-audit/ready:
-	$(PYTHON) -m venv .venv-audit
-	.venv-audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
+.venv-release/ready:
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build cyclonedx-bom pip-audit twine zizmor
 	touch $@

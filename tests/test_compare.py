@@ -58,7 +58,7 @@ def test_the_command_prints_what_a_paper_needs(cli: Cli, tmp_path: Path) -> None
     write(tmp_path, *seeds("edbl", 4), *seeds("rkd", 4))
     done = cli("compare", tmp_path, "--methods", "edbl,rkd")
     assert done.code == 0, done.err
-    assert done.out.startswith("edbl minus rkd, digits · base0 · 3 phases: 4 pairs, seeds 0, 1, 2, 3\n")
+    assert done.out.startswith("edbl minus rkd, digits · base0 · 3 tasks: 4 pairs, seeds 0, 1, 2, 3\n")
     difference = compare([tmp_path], ["edbl", "rkd"]).difference("nme", "average")
     row = next(line for line in words(done.out) if line[:2] == ["NME", "average"])
     low, high = difference.mean - difference.half, difference.mean + difference.half

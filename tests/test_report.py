@@ -3,6 +3,7 @@ import math
 import re
 import threading
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from edbl.records import Record
 from edbl.report import plots
 from edbl.report.files import write_report
 from edbl.report.long import rows
-from edbl.report.page import duration, html
+from edbl.report.page import _summary_cells, duration, html
 from edbl.report.runs import Run, read_runs
 from edbl.report.tables import METRICS, Stat, completed, groups, run_table
 
@@ -227,14 +228,14 @@ def test_page_numbers_equal_metrics(tmp_path: Path) -> None:
     for group in groups(runs):
         for readout in ("cnn", "nme"):
             row = ["CNN" if readout == "cnn" else "NME"]
-            accuracy = row + [stat.percent(2) for stat in group.accuracy(readout)]
-            summary = row + [group.metric(readout, metric.key).percent(2) for metric in METRICS]
+            accuracy = row + [stat.percent(1) for stat in group.accuracy(readout)]
+            summary = row + [group.metric(readout, metric.key).percent(1) for metric in METRICS]
             for wanted in (accuracy, summary):
                 assert any(found[start : start + len(wanted)] == wanted for start in range(len(found)))
             matrix = group.task_matrix(readout)
             assert f"{100 * matrix[2, 0]:.1f}" in found
     direct = metrics.average_incremental_accuracy(runs[2].confusions["cnn"])
-    assert f"{100 * direct:.2f}" in found
+    assert f"{100 * direct:.1f}" in found
 
 
 def test_page_needs_nothing_else(tmp_path: Path) -> None:
@@ -527,7 +528,7 @@ def test_classifiers_of_a_method_s_own_go_by_their_names(tmp_path: Path) -> None
     assert "classifiers that a method adds" not in html(held(make()))
     shown = cells(page)
     for readout, name in (("cnn", "CNN"), ("boosted", "boosted"), ("odd <b>", "odd <b>")):
-        row = [name, *(own.metric(readout, metric.key).percent(2) for metric in METRICS)]
+        row = [name, *(own.metric(readout, metric.key).percent(1) for metric in METRICS)]
         assert any(shown[start : start + len(row)] == row for start in range(len(shown)))
         assert own.metric(readout, "last_accuracy").percent(sign="±") in terminal(runs)
     svg = plots.accuracy_curves([own])
@@ -555,8 +556,8 @@ def test_what_is_told_the_task_is_never_the_best() -> None:
     told = [np.diag(matrix.sum(1)) for matrix in record.confusions["cnn"]]  # all right
     page = html(held(replace(record, confusions=record.confusions | {"task-aware": told}), make("icarl")))
     assert '<td class="best">' in page
-    assert re.search(r"<td>100\.00</td>", page)
-    assert '<td class="best">100.00</td>' not in page
+    assert re.search(r"<td>100\.0</td>", page)
+    assert '<td class="best">100.0</td>' not in page
     assert "task-aware: these scores among" in page
     assert "classifiers that a method adds" not in page
 
@@ -578,3 +579,30 @@ def test_a_stream_whose_classes_come_back(tmp_path: Path) -> None:
     (group,) = groups([replace(usual, **ends_with_none)])
     assert math.isnan(group.true_share_new)
     assert "of its new classes." not in report(tmp_path / "none", replace(usual, **ends_with_none))
+
+
+def test_a_page_begins_with_what_was_found_and_how_sure_it_is(tmp_path: Path) -> None:
+    runs = [make(seed=0), make("icarl", seed=0)]
+    last = {run.method: metrics.last_accuracy(run.confusions["cnn"]) for run in runs}
+    first, second = sorted(last, key=lambda name: -last[name])
+    page = unescape(report(tmp_path, *runs))
+    weight = 100 / next(run for run in runs if run.method == first).confusions["cnn"][-1].sum()
+    told = (
+        f"With CNN, after {len(runs[0].classes)} classes, {first} gets {100 * last[first]:.1f}% right, {second} "
+        f"{100 * last[second]:.1f}%. One seed each, so chance is not measured; "
+        f"one test image weighs {weight:.2f} points."
+    )
+    assert told in page
+    paired = unescape(report(tmp_path, *runs, make(seed=1), make("icarl", seed=1)))
+    assert "Over 2 pairs of the same seed the difference is" in paired
+    assert "cannot be told apart" in paired
+
+
+def test_where_one_image_decides_nothing_is_bold() -> None:
+    one, other = make(seed=0), make("icarl", seed=0)
+    for matrices in other.confusions.values():
+        for place, matrix in enumerate(one.confusions["cnn"]):
+            matrices[place] = matrix.copy()
+    other.confusions["cnn"][-1][0, 0] += 1
+    other.confusions["cnn"][-1][0, 1] -= 1
+    assert not any(bold for cells in _summary_cells(groups([one, other])) for _, bold in cells["cnn"])

@@ -160,7 +160,7 @@ def test_latex_table() -> None:
     runs = [make(seed=0), make(seed=1), make("icarl"), make("lwf", tasks=0, status="failed")]
     lines = latex(held(*runs)).splitlines()
     assert lines[2:6] == [
-        "% digits · base0 · 3 phases",
+        "% digits · base0 · 3 tasks",
         "\\begin{tabular}{llrrrr}",
         "\\toprule",
         "Method & Read-out & n & Average & Last & Forgetting \\\\",
@@ -179,8 +179,8 @@ def test_latex_table() -> None:
 def test_a_table_for_each_stream() -> None:
     runs = held(make(), make(data="/a/b/photos", phases=2))
     assert [line for line in latex(runs).splitlines() if line.startswith("% ")][1:] == [
-        "% digits · base0 · 3 phases",
-        "% photos · base0 · 2 phases",
+        "% digits · base0 · 3 tasks",
+        "% photos · base0 · 2 tasks",
     ]
     assert markdown(runs).count("| Method |") == 2
 

@@ -27,7 +27,7 @@ from edbl.store import ODD_ARRAY, Damaged, read_file, read_json, refuse_links, w
 
 FORMAT = 1
 READOUTS = ("cnn", "nme")  # the classifiers that the paper has; a method may have others
-NEWER = ("code", "kept", "within", "returning")  # what older records lack
+NEWER = ("title", "code", "kept", "within", "returning")  # what older records lack
 MOST_ARRAYS, HEADER = 2**28, 2**14  # bytes that are read of a file of arrays, and of what stands before one of them
 DAMAGED = (zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 RECORD, CONFUSIONS, FEATURES = "record.json", "confusions.npz", "features.npz"
@@ -49,6 +49,7 @@ class Record:
     task_sizes: list[int]  # number of new classes of each task
     status: Literal["running", "done", "failed"] = "running"
     message: str = ""  # why it failed
+    title: str = ""  # what the method is, in a line
     commit: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     device: str = ""

@@ -1,5 +1,6 @@
 """Commands about data sets: fetch and verify."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,3 +36,18 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
     dataset.check()
     images = f"{len(dataset.train):,} training and {len(dataset.test):,} test images"
     tell(f"{name} is right: {images} of {len(dataset.classes)} classes")
+
+
+@app.command()
+def example(
+    folder: Annotated[Path, typer.Argument(help="Where the folders of classes go.")],
+    classes: Annotated[int, typer.Option(help="How many digits.", min=1, max=10)] = 10,
+    photos: Annotated[int, typer.Option(help="How many photos of each.", min=1, max=170)] = 40,
+    first: Annotated[int, typer.Option(help="Number of the first; later ones are other photos.", min=0)] = 0,
+) -> None:
+    """Write small photos of handwritten digits, a folder for each class, to try `edbl learn` with."""
+    from edbl.data import example as digits
+    from edbl.text import count
+
+    made = digits.photos(folder, classes, photos, first)
+    tell(f"{folder}: {count(sum(map(len, made.values())), 'photo')} of {count(len(made), 'class')}")

@@ -1,5 +1,6 @@
-"""The command that lists what there is to choose from."""
+"""Commands that show what there is: to choose from, and on this machine."""
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -92,3 +93,20 @@ def _presets() -> Table:
     for row in described():
         table.add_row(*map(escape, row))
     return table
+
+
+def doctor(
+    data_dir: options.DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show versions, the device that computes, data sets, caches and extras, and what is missing for which command."""
+    from edbl.bench.doctor import examine
+
+    found = list(examine(data_dir))
+    if as_json:
+        print(json.dumps([finding._asdict() for finding in found], indent=1))
+        return
+    table = terminal.table("", "", "")
+    for finding in found:
+        table.add_row(*map(escape, finding))
+    terminal.show(table)

@@ -21,20 +21,44 @@ if TYPE_CHECKING:
     from edbl.studies.shelf import Shelf
 
 
-def demo(out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None) -> None:
-    """Learn scikit-learn's digits in 5 tasks with basic RKD and with EDBL, and compare them."""
-    from edbl.studies.demo import free_folder, recipes, run_or_resume
+def demo(
+    what: Annotated[Literal["digits", "photos"], typer.Argument(help="What to show: methods, or a model.")] = "digits",
+    out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None,
+) -> None:
+    """Compare two methods on ten digits, in a minute or two; or teach, ask and correct a model of photos.
+
+    `edbl demo photos` makes small photos of digits, and a model of them.
+    """
+    from edbl.studies.demo import INTRODUCTION, NEXT, free_folder, recipes, run_or_resume
 
     folder = out or free_folder()
-    terminal.tell(
-        "Ten digits arrive two at a time; each learner may keep 50 images of the past.\n"
-        "RKD trains for at least as many epochs. No choice was made on the test images."
-    )
+    if what == "photos":
+        _demo_photos(folder)
+        return
+    terminal.tell(INTRODUCTION)
     made = recipes()
     for recipe in made:
         with stopping.interruptible(lambda: f"{command('demo', '--out', folder)} goes on"), terminal.bars() as progress:
             run_or_resume(recipe, folder / recipe.method, progress)
-    terminal.show_runs([folder / recipe.method for recipe in made], folder / "report.html")
+    page = folder / "report.html"
+    terminal.show_runs([folder / recipe.method for recipe in made], page)
+    terminal.tell(f"Open {page.resolve().as_uri()} in a browser.\n{NEXT}")
+
+
+def _demo_photos(folder: Path) -> None:
+    """Teach a model, ask it, correct it, and say what to do next."""
+    from edbl.studies import demo as shown
+
+    with stopping.interruptible(lambda: f"{command('demo', 'photos')} begins anew"):
+        for title, step in shown.photo_steps(folder):
+            with terminal.console.status(title):
+                told = step()
+            terminal.tell(f"{title}: {told}")
+    model = folder / "model"
+    terminal.tell(
+        f"Next: {command('predict', model, folder / 'new')}; {command('learn', model, 'FOLDER')} of your photos;\n"
+        f"{command('undo', model)}; {command('serve', model)} for a page on which to teach it."
+    )
 
 
 def reproduce(

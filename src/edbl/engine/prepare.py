@@ -115,6 +115,7 @@ class Prepared:
             code=self.code,
             data_fingerprint=self.fingerprint,
             our_reading=method.our_reading,
+            title=method.title,
             notes=[*self.notes, *environment.notes, *self.learner.notes],
         )
 

@@ -11,6 +11,7 @@ from edbl.errors import EdblError
 from edbl.records import Record, read_features
 from edbl.report import plots
 from edbl.report.filling import filled
+from edbl.report.finding import findings, one_image
 from edbl.report.runs import Run, by_stream, data_name, stream_name
 from edbl.report.tables import (
     DASH,
@@ -18,6 +19,7 @@ from edbl.report.tables import (
     METRICS,
     TASK_AWARE,
     Group,
+    Metric,
     best,
     differing,
     flat,
@@ -51,6 +53,7 @@ def _contents(runs: Sequence[Run]) -> dict[str, Any]:
         "environments": _environments(runs),
         "data_name": data_name,
         "duration": duration,
+        "minute": minute,
         "readout_name": readout_name,
     }
 
@@ -84,10 +87,13 @@ def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
     tasks = _task_titles(measured)
     return {
         "title": stream_name(record),
+        "findings": findings(found),
         "facts": _facts(found, record),
+        "titles": {run.record.method: run.record.title for run in runs if run.record.title},
         "notes": _notes(runs),
         "groups": [_group_line(group, colour) for group, colour in zip(found, plots.colours(found), strict=True)],
         "tasks": tasks,
+        "lowest": _lowest(measured),
         "readouts": _meanings({readout for group in found for readout in group.readouts}),
         "accuracy": [_accuracy_cells(group, len(tasks)) for group in found],
         "summary": _summary_cells(found),
@@ -137,7 +143,7 @@ def _task_titles(measured: Sequence[Group]) -> list[str]:
 
 def _accuracy_cells(group: Group, tasks: int) -> dict[str, list[str]]:
     stats = {readout: group.accuracy(readout) for readout in group.readouts}
-    return {readout: _filled([stat.percent(DIGITS) for stat in stats[readout]], tasks) for readout in stats}
+    return {readout: _filled([stat.percent(_digits([group])) for stat in stats[readout]], tasks) for readout in stats}
 
 
 def _meanings(readouts: Collection[str]) -> list[str]:
@@ -151,18 +157,54 @@ def _filled(cells: list[str], columns: int) -> list[str]:
 
 
 def _summary_cells(found: Sequence[Group]) -> list[dict[str, list[tuple[str, bool]]]]:
-    """Return the text of each metric and whether it is the best of all, for each group and read-out."""
+    """Return the text of each metric and whether it is the best of all, for each group and read-out.
+
+    None is the best where the next is closer than a single test image.
+    """
     highest = {metric.key: best(found, metric) for metric in METRICS}
+    clear = {metric.key for metric in METRICS if _lead(found, metric) > _resolution(found)}
+    digits = _digits(found)
     rows = []
     for group in found:
         cells: dict[str, list[tuple[str, bool]]] = {}
         for readout in group.readouts:
             stats = {metric.key: group.metric(readout, metric.key) for metric in METRICS}
             cells[readout] = [
-                (stat.percent(DIGITS), group.complete and stat.mean == highest[key]) for key, stat in stats.items()
+                (stat.percent(digits), group.complete and key in clear and stat.mean == highest[key])
+                for key, stat in stats.items()
             ]
         rows.append(cells)
     return rows
+
+
+def _lead(found: Sequence[Group], metric: Metric) -> float:
+    """Return by how much the best group's best mean of a metric is ahead of the next group's."""
+    sign = 1 if metric.better == "high" else -1
+    means = [
+        [sign * group.metric(one, metric.key).mean for one in group.readouts if one != TASK_AWARE]
+        for group in found
+        if group.complete
+    ]
+    tops = sorted((max(some) for of in means if (some := [one for one in of if not math.isnan(one)])), reverse=True)
+    return tops[0] - tops[1] if len(tops) > 1 else 0.0
+
+
+def _resolution(found: Sequence[Group]) -> float:
+    """Return the largest share that one test image is of any group's, with a margin for rounding."""
+    return 1.001 * max((one_image(group) for group in found if group.complete), default=0.0)
+
+
+def _digits(found: Sequence[Group]) -> int:
+    """Return how many digits after the point mean something: a second one where an image is less than 0.1 points."""
+    shares = [one_image(group) for group in found if group.readouts]
+    return DIGITS if shares and max(shares) < 0.001 else 1
+
+
+def _lowest(measured: Sequence[Group]) -> float:
+    """Return the lowest accuracy on a task's classes, where the shades of the matrices begin."""
+    matrices = [group.task_matrix(one) for group in measured for one in group.readouts]
+    shares = [share for matrix in matrices for row in matrix for share in row if not math.isnan(share)]
+    return min(shares, default=0.0)
 
 
 def _true_share(found: Sequence[Group]) -> str:
@@ -224,9 +266,21 @@ def _environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for run in runs:
         record = run.record
         versions = ", ".join(f"{name} {version}" for name, version in record.versions.items())
-        place = {"commit": record.commit or DASH, "device": record.device or DASH, "versions": versions or DASH}
+        place = {"commit": _short(record.commit) or DASH, "device": record.device or DASH, "versions": versions or DASH}
         found.setdefault(repr(place), {**place, "runs": []})["runs"].append(run.name)
     return list(found.values())
+
+
+def _short(commit: str) -> str:
+    """Return the first 12 digits of a commit, and whether files had been changed."""
+    digits, dash, rest = commit.partition("-")
+    return digits[:12] + dash + rest
+
+
+def minute(started: str) -> str:
+    """Return when a run began, to the minute, for people."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(\+00:00|Z)?", started)
+    return f"{found[1]} {found[2]}{' UTC' if found[3] else ''}" if found else started
 
 
 def duration(seconds: float) -> str:

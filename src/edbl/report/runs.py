@@ -50,7 +50,13 @@ def by_stream(runs: Sequence[Run]) -> list[list[Run]]:
 
 def stream_name(record: Record) -> str:
     """Return what a run learnt, for people."""
-    return f"{data_name(record)} · {record.protocol} · {count(record.phases, 'phase')}"
+    return f"{data_name(record)} · {record.protocol} · {_tasks(record)}"
+
+
+def _tasks(record: Record) -> str:
+    """Return how many tasks there are; of base-half, with the first apart, as papers count."""
+    tasks = count(record.phases, "task")
+    return f"1 + {tasks}" if record.protocol == "base-half" else tasks
 
 
 def data_name(record: Record) -> str:
