@@ -1,0 +1,56 @@
+// What the page shows: the models of this server, one of them, and who wants to hear when it changes.
+
+import { get, send } from "./server.js";
+
+export const state = { models: [], writable: false, several: false, name: null, info: null, target: null, portion: 16 };
+
+const listeners = [];
+
+export const onChange = (listener) => listeners.push(listener);
+
+export const tell = (different = false) => listeners.forEach((listener) => listener(different));
+
+export const path = (rest = "") => `/v1/models/${encodeURIComponent(state.name)}${rest}`;
+
+export const mayTeach = () => state.writable && state.info !== null && state.info.learns !== "never";
+
+export const names = () => state.info?.classes.map((one) => one.name) ?? [];
+
+// One class cannot be told from another: until there are two, photos are named, not asked about.
+export const tells = () => names().length > 1;
+
+export function take(info) {
+  const same = state.info && info.version === state.info.version && info.name === state.info.name;
+  state.info = info;
+  state.name = info.name;
+  if (state.target && !mayTeach()) state.target = null;
+  tell(!same);
+}
+
+export const refresh = async () => take(await get(path()));
+
+export async function readModels(wanted = null) {
+  const found = await get("/v1/models");
+  Object.assign(state, { models: found.models, writable: found.writable, several: found.several });
+  state.portion = Math.max(1, Math.min(16, found.limits?.files ?? 16));
+  const info = found.models.find((one) => one.name === (wanted ?? state.name)) ?? found.models[0] ?? null;
+  if (info) take(info);
+  else tell(true);
+}
+
+export function setTarget(name) {
+  state.target = name;
+  tell();
+}
+
+// Changes are sent one after the other: each is made to what the one before it left.
+let last = Promise.resolve();
+export function inTurn(work) {
+  const mine = last.then(work, work);
+  last = mine.catch(() => {});
+  return mine;
+}
+
+// A change whose answer is the model as it is then.
+export const change = (rest, value, method = "POST") =>
+  inTurn(async () => take(await send(path(rest), value, method)));
