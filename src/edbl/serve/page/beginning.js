@@ -6,15 +6,17 @@ import { readModels, state } from "./state.js";
 
 let small = true;
 
+const undecided = () => state.info && !state.several && !state.info.exists && state.info.learns !== "by updates";
+
 // Shown beside the first name that is given, while it can still be chosen.
 export function keepQuestion() {
-  if (!state.info || state.info.exists || state.info.learns === "by updates") return null;
+  if (!undecided()) return null;
   const box = make("input", { type: "checkbox", checked: small, key: "keep", onchange: (event) => (small = event.target.checked) });
   return make("label", { class: "radio keep" }, box, "Keep small copies of photos in the model, so that mistakes can be shown");
 }
 
 export async function beforeFirst() {
-  if (!state.info || state.info.exists || state.info.learns === "by updates") return;
+  if (!undecided()) return;
   await send("/v1/models", { name: state.name, keep: small ? "photos" : "features" });
 }
 

@@ -64,7 +64,7 @@ export async function openCamera(onphoto) {
   });
   place.hidden = false;
   byId("use-camera").hidden = true;
-  place.replaceChildren(video, make("div", { class: "doors" }, take, turn, button("Close the camera", closeCamera)));
+  place.replaceChildren(video, make("div", { class: "doors" }, take, turn, button("Close", closeCamera, { "aria-label": "Close the camera" })));
   try {
     await turnOn(video);
     const cameras = (await navigator.mediaDevices.enumerateDevices()).filter((one) => one.kind === "videoinput");

@@ -54,6 +54,7 @@ let fading = 0;
 // A line at the lower edge: what was done, and how to take it back.
 export function notice(text, { action = "", onaction = null, wrong = false } = {}) {
   const place = byId("notice");
+  say(text);
   clearTimeout(fading);
   const close = () => (place.hidden = true);
   const doIt = () => {
@@ -119,7 +120,7 @@ export function ask({ title, body = [], agree, danger = false, value = () => tru
     "div",
     { class: "doors" },
     make("button", { class: danger ? "danger" : "first" }, agree),
-    button(decline, () => finish(form, null)),
+    button(decline, () => finish(form, null), { autofocus: danger }),
   );
   const form = make("form", { onsubmit: submit }, ...body, doors);
   return open(title, form);

@@ -12,6 +12,7 @@ import { tokenFromAddress } from "./server.js";
 import { onChange, readModels, refresh, state, take } from "./state.js";
 
 const VIEWS = { photos: null, classes: null, review: review.enter, "model-page": model.enter };
+const WIDE = matchMedia("(min-width: 60rem)");
 const OFTEN = 10000; // milliseconds between looks for changes that others made
 
 function view() {
@@ -23,9 +24,10 @@ function view() {
 function enter(focus) {
   const name = view();
   const before = document.body.dataset.view;
+  const there = name === "classes" && WIDE.matches ? "photos" : name; // where the classes stand beside the photos
   document.body.dataset.view = name;
   for (const link of byId("parts").querySelectorAll("a")) {
-    if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+    if (link.hash === `#${there}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   byId("review").hidden = name !== "review";
@@ -39,7 +41,8 @@ function enter(focus) {
 
 function facts() {
   const { info } = state;
-  if (!info?.exists || !info.classes.length) return "";
+  if (!info) return "";
+  if (!info.classes.length) return "Nothing is taught yet.";
   const told = [plural(info.classes.length, "class", "classes"), plural(info.photos, "photo")];
   if (info.accuracy?.of) told.push(`${rightOf(info.accuracy)} right`);
   return told.join(" · ");
@@ -65,7 +68,7 @@ function choose() {
   byId("model").addEventListener("change", (event) => {
     const found = state.models.find((one) => one.name === event.target.value);
     state.target = null;
-    take(found);
+    take(found, true);
     doing(byId("model"), refresh);
     history.replaceState(null, "", `?model=${encodeURIComponent(found.name)}${location.hash}`);
   });
@@ -92,5 +95,6 @@ for (const part of [photos, classes, review, model, updates, intake]) part.start
 onChange(draw);
 choose();
 addEventListener("hashchange", () => enter(true));
+WIDE.addEventListener("change", () => enter(false));
 setInterval(look, OFTEN);
 begin();

@@ -108,7 +108,9 @@ async function load() {
   const name = state.name;
   const history = state.info.learns === "never" ? [] : (await get(path("/history"))).history;
   if (name !== state.name) return;
-  const parts = [...(history.length ? historyPart(history) : []), ...takePart(), ...joinPart(), ...aboutPart()];
+  if (state.several) state.models = (await get("/v1/models")).models;
+  const taking = state.info.learns === "never" ? [] : takePart();
+  const parts = [...(history.length ? historyPart(history) : []), ...taking, ...joinPart(), ...aboutPart()];
   swap(byId("model-parts"), ...parts);
 }
 

@@ -51,7 +51,7 @@ export function namer({ label, action, onname, value = "", without = null, focus
 // Ask what one photo is, in a dialog. Resolves with a name or null.
 export function whatIsIt(image, without = null) {
   const form = namer({ label: "Its name", action: "Teach", onname: (name) => finish(form, name), without, focus: true });
-  const shown = image ? [make("div", { class: "shown" }, image.cloneNode())] : [];
+  const shown = image ? [make("div", { class: "shown" }, image.cloneNode(true))] : [];
   const cancel = make("div", { class: "doors" }, button("Cancel", () => finish(form, null)));
   return open("What is it?", ...shown, form, cancel);
 }

@@ -24,12 +24,13 @@ export const isOpen = () => batches.some((batch) => open(batch).length);
 // Show photos to the model. `into` is a batch that they join, as those of a camera do; `as` is what they are learnt as.
 export async function show(files, { into = null, suggestion = "", focus = true, as = state.target } = {}) {
   const photos = files.map((file) => ({ file, name: file.name, id: null, answer: null, taught: null, error: null }));
-  const batch = into ?? { photos: [], suggestion, element: make("section", { class: "batch" }) };
+  const batch = into ?? { photos: [], suggestion, element: make("div", { class: "batch", role: "group" }) };
   batch.photos.push(...photos);
   if (!batches.includes(batch)) batches = [batch, ...batches].slice(0, MOST);
   draw();
   for (let start = 0; start < photos.length; start += state.portion) {
     await ask(photos.slice(start, start + state.portion));
+    if (!batches.includes(batch)) return batch; // put away, or another model was chosen
     drawBatch(batch);
   }
   const read = photos.filter((photo) => photo.id);
@@ -111,6 +112,7 @@ function drawBatch(batch) {
   const label = batch.photos[0]?.taught;
   const whole = label && batch.photos.every((photo) => photo.taught === label || photo.error) && batch.photos.length > 1;
   const dismiss = button("×", () => dismissed(batch), { class: "close", "aria-label": "Put these photos away", key: "away" });
+  batch.suggestion = batch.element.querySelector("[data-key='name']")?.value ?? batch.suggestion;
   batch.element.setAttribute("aria-label", plural(batch.photos.length, "photo"));
   batch.element.classList.toggle("tiles", !tells());
   if (whole) {
@@ -184,7 +186,8 @@ export function start() {
       batches = [];
       model = state.name;
     }
-    draw();
+    if (different) draw();
+    else guide();
     if (different) askAgain().catch(() => {});
   });
 }

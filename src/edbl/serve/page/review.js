@@ -56,13 +56,13 @@ function verdict(part, one) {
   };
   const other = async () => {
     const name = await whatIsIt(photo.image, one.label);
-    if (name) await teach([photo], name);
+    if (name) await teach([photo], name, true);
   };
   const looks = part.other(one);
   const acts = make(
     "div",
     { class: "acts" },
-    looks && act(`It is ${looks}`, () => teach([photo], looks)),
+    looks && act(`It is ${looks}`, () => teach([photo], looks, true)),
     act(`It is ${one.label}`, away),
     act("Something else…", other, { class: "plain" }),
     act("Forget the photo", remove, { class: "risky" }),
@@ -93,7 +93,12 @@ function drawPart(part, found) {
 let lists = null;
 
 function draw() {
-  if (lists) swap(byId("review-parts"), ...PARTS.flatMap((part, k) => drawPart(part, lists[k])));
+  if (!lists) return;
+  const place = byId("review-parts");
+  const cards = () => [...place.querySelectorAll(".card")];
+  const at = cards().findIndex((card) => card.contains(document.activeElement));
+  swap(place, ...PARTS.flatMap((part, k) => drawPart(part, lists[k])));
+  if (at >= 0 && !place.contains(document.activeElement)) (cards()[at] ?? byId("review-title")).focus(); // the next one
 }
 
 async function load() {

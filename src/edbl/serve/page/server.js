@@ -3,6 +3,7 @@
 import { ask, field, make } from "./dom.js";
 
 const KEPT = "edbl token";
+const MOST_PICTURES = 2000;
 
 let token = sessionStorage.getItem(KEPT) ?? "";
 let asking = null;
@@ -80,23 +81,27 @@ export async function upload(path, files, labels = []) {
   return (await answered(path, { method: "POST", body: form })).json();
 }
 
-// A picture that the server holds. Where a token is wanted an <img> cannot send it, so the page fetches it.
+const fetched = new Map(); // addresses of pictures by path, the latest last
+
+async function address(path) {
+  if (!token) return path;
+  if (!fetched.has(path)) fetched.set(path, URL.createObjectURL(await (await answered(path)).blob()));
+  for (const [old, url] of fetched) {
+    if (fetched.size <= MOST_PICTURES) break;
+    URL.revokeObjectURL(url);
+    fetched.delete(old);
+  }
+  return fetched.get(path);
+}
+
+// A picture that the server holds, in a frame. An <img> cannot send a token; where one is wanted the page fetches it.
 export function picture(path, alt) {
   const image = make("img", { alt, loading: "lazy", decoding: "async" });
-  const missing = () => image.replaceWith(make("span", { class: "none" }, "no copy kept"));
+  const frame = make("span", { class: "picture" }, image);
+  const missing = () => frame.replaceChildren(make("span", { class: "none" }, "no copy kept"));
   image.addEventListener("error", missing);
-  if (!token) {
-    image.src = path;
-    return image;
-  }
-  answered(path)
-    .then((answer) => answer.blob())
-    .then((blob) => {
-      image.addEventListener("load", () => URL.revokeObjectURL(image.src), { once: true });
-      image.src = URL.createObjectURL(blob);
-    })
-    .catch(missing);
-  return image;
+  address(path).then((url) => (image.src = url), missing);
+  return frame;
 }
 
 export async function download(path, name) {

@@ -19,7 +19,9 @@ export const names = () => state.info?.classes.map((one) => one.name) ?? [];
 // One class cannot be told from another: until there are two, photos are named, not asked about.
 export const tells = () => names().length > 1;
 
-export function take(info) {
+// An answer for a model that was left in the meantime changes nothing here; `chosen` is another model.
+export function take(info, chosen = false) {
+  if (!chosen && state.name !== null && info.name !== state.name) return;
   const same = state.info && info.version === state.info.version && info.name === state.info.name;
   state.info = info;
   state.name = info.name;
@@ -34,7 +36,7 @@ export async function readModels(wanted = null) {
   Object.assign(state, { models: found.models, writable: found.writable, several: found.several });
   state.portion = Math.max(1, Math.min(16, found.limits?.files ?? 16));
   const info = found.models.find((one) => one.name === (wanted ?? state.name)) ?? found.models[0] ?? null;
-  if (info) take(info);
+  if (info) take(info, true);
   else tell(true);
 }
 

@@ -38,8 +38,8 @@ async function sent(pairs, yes) {
 // Ask about labels that look wrong. Resolves with a map from id to a label, or to null to leave it out.
 async function settle(suspicious) {
   const rows = suspicious.map((one, number) => {
-    const choice = (value, text, checked) => {
-      const input = make("input", { type: "radio", name: `odd-${number}`, value, checked });
+    const choice = (value, text) => {
+      const input = make("input", { type: "radio", name: `odd-${number}`, value, required: true });
       return make("label", { class: "radio" }, input, text);
     };
     const looks = one.looks_like ? `It looks more like ${one.looks_like}.` : "It looks like no other photo of it.";
@@ -51,9 +51,9 @@ async function settle(suspicious) {
       make(
         "div",
         {},
-        choice("given", `It is ${one.label}`, false),
-        one.looks_like && choice("looks", `It is ${one.looks_like}`, false),
-        choice("out", "Leave it out", true),
+        choice("given", `It is ${one.label}`),
+        one.looks_like && choice("looks", `It is ${one.looks_like}`),
+        choice("out", "Leave it out"),
       ),
     );
   });
@@ -71,9 +71,9 @@ async function settle(suspicious) {
   });
 }
 
-async function taught(photos, label) {
+async function taught(photos, label, sure) {
   let pairs = photos.map((photo) => ({ photo, label }));
-  let told = await sent(pairs, false);
+  let told = await sent(pairs, sure);
   if (told.suspicious.length) {
     const settled = await settle(told.suspicious);
     if (settled === null) return null;
@@ -100,10 +100,10 @@ function summary(told, photos, label) {
   return `${photos.length === 1 ? "This photo was" : "These photos were"} learnt before.`;
 }
 
-// Teach photos as one class, at once. Returns whether anything was learnt.
-export const teach = (photos, label) =>
+// Teach photos as one class, at once; `sure` is who saw the answer and said otherwise. Returns whether it was taken.
+export const teach = (photos, label, sure = false) =>
   inTurn(async () => {
-    const result = await taught(photos, label);
+    const result = await taught(photos, label, sure);
     if (!result) return false;
     const { told, done } = result;
     const undo = async () => {
