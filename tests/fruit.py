@@ -76,7 +76,9 @@ def pear(draw: Draw, rng: np.random.Generator) -> None:
 
     def shape(part: float) -> list[tuple[float, float]]:
         wide = [150 * part * (0.72 + 0.28 * math.sin(turn)) ** 0.8 for turn in turns]
-        return [(320 + w * 1.15 * math.cos(t), 330 + 205 * part * math.sin(t)) for w, t in zip(wide, turns, strict=True)]
+        return [
+            (320 + w * 1.15 * math.cos(t), 330 + 205 * part * math.sin(t)) for w, t in zip(wide, turns, strict=True)
+        ]
 
     body(draw, shape, green)
     draw.line([(320, 145), (330, 105), (345, 85)], fill=(96, 62, 38), width=12, joint="curve")

@@ -51,7 +51,7 @@ function facts() {
 function draw() {
   const { info } = state;
   byId("name").textContent = info?.name ?? "Teach a model what it sees";
-  document.title = info ? `${info.name} – edbl` : "edbl";
+  document.title = info ? `${info.name} · edbl` : "edbl";
   if (byId("facts").textContent !== facts()) byId("facts").textContent = facts();
   byId("parts").hidden = !info?.exists;
   byId("parts").querySelector("[href='#review']").hidden = info?.learns === "never";
