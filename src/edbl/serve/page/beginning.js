@@ -11,8 +11,18 @@ const undecided = () => state.info && !state.several && !state.info.exists && st
 // Shown beside the first name that is given, while it can still be chosen.
 export function keepQuestion() {
   if (!undecided()) return null;
-  const box = make("input", { type: "checkbox", checked: small, key: "keep", onchange: (event) => (small = event.target.checked) });
-  return make("label", { class: "radio keep" }, box, "Keep small copies of photos in the model, so that mistakes can be shown");
+  const box = make("input", {
+    type: "checkbox",
+    checked: small,
+    key: "keep",
+    onchange: (event) => (small = event.target.checked),
+  });
+  return make(
+    "label",
+    { class: "radio keep" },
+    box,
+    "Keep small copies of photos in the model, so that mistakes can be shown",
+  );
 }
 
 export async function beforeFirst() {
@@ -37,7 +47,10 @@ export async function newModel() {
     title: "A new model",
     body: [make("div", { class: "line stacked" }, nodes), make("fieldset", {}, legend, ...choices)],
     agree: "Make it",
-    value: () => ({ name: input.value.trim(), keep: choices.map((one) => one.firstChild).find((one) => one.checked).value }),
+    value: () => ({
+      name: input.value.trim(),
+      keep: choices.map((one) => one.firstChild).find((one) => one.checked).value,
+    }),
   });
   if (!made?.name) return;
   await send("/v1/models", made);

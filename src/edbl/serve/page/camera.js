@@ -21,7 +21,8 @@ export function closeCamera() {
 
 function problem(error) {
   if (!navigator.mediaDevices) return "A browser lends its camera only to pages on this machine or over https.";
-  if (error.name === "NotAllowedError") return "The browser was not allowed to use the camera. Allow it beside the address, and try again.";
+  if (error.name === "NotAllowedError")
+    return "The browser was not allowed to use the camera. Allow it beside the address, and try again.";
   if (error.name === "NotFoundError") return "No camera was found.";
   return "The camera could not be opened. Does another program use it?";
 }
@@ -29,7 +30,10 @@ function problem(error) {
 async function turnOn(video) {
   stop();
   if (!navigator.mediaDevices) throw new Error("no cameras");
-  stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: facing, width: { ideal: 1280 } }, audio: false });
+  stream = await navigator.mediaDevices.getUserMedia({
+    video: { facingMode: facing, width: { ideal: 1280 } },
+    audio: false,
+  });
   video.srcObject = stream;
   await video.play();
 }
@@ -46,14 +50,18 @@ export async function openCamera(onphoto) {
   const place = byId("camera");
   const video = make("video", { playsinline: true, muted: true, "aria-label": "What the camera sees" });
   video.muted = true;
-  const take = button("Take a photo", async () => {
-    if (!video.videoWidth) return;
-    const file = await photo(video);
-    video.classList.remove("flash");
-    requestAnimationFrame(() => video.classList.add("flash"));
-    say(`${plural(taken, "photo")} taken.`);
-    onphoto(file);
-  }, { class: "first" });
+  const take = button(
+    "Take a photo",
+    async () => {
+      if (!video.videoWidth) return;
+      const file = await photo(video);
+      video.classList.remove("flash");
+      requestAnimationFrame(() => video.classList.add("flash"));
+      say(`${plural(taken, "photo")} taken.`);
+      onphoto(file);
+    },
+    { class: "first" },
+  );
   const failed = (error) => {
     stop();
     place.replaceChildren(make("p", { class: "wrong", role: "alert" }, problem(error)), button("Close", closeCamera));
@@ -64,7 +72,10 @@ export async function openCamera(onphoto) {
   });
   place.hidden = false;
   byId("use-camera").hidden = true;
-  place.replaceChildren(video, make("div", { class: "doors" }, take, turn, button("Close", closeCamera, { "aria-label": "Close the camera" })));
+  place.replaceChildren(
+    video,
+    make("div", { class: "doors" }, take, turn, button("Close", closeCamera, { "aria-label": "Close the camera" })),
+  );
   try {
     await turnOn(video);
     const cameras = (await navigator.mediaDevices.enumerateDevices()).filter((one) => one.kind === "videoinput");

@@ -10,23 +10,34 @@ const BARS = 3;
 
 export function imageOf(photo) {
   if (!photo.id) return make("span", { class: "none" }, photo.error ? "no picture" : "");
-  photo.image ??= picture(path(`/photos/${encodeURIComponent(photo.id)}`), photo.name ? `Photo ${photo.name}` : "Photo");
+  photo.image ??= picture(
+    path(`/photos/${encodeURIComponent(photo.id)}`),
+    photo.name ? `Photo ${photo.name}` : "Photo",
+  );
   return photo.image;
 }
 
 function bar(one, onclick) {
   const fill = make("i", { "aria-hidden": "true" });
   fill.style.width = `${Math.max(1, 100 * one.probability)}%`;
-  const inside = [fill, make("span", { class: "which" }, one.name), make("span", { class: "share" }, percent(one.probability))];
-  if (!onclick) return make("li", { class: "bar" }, ...inside);
+  const parts = [
+    fill,
+    make("span", { class: "which" }, one.name),
+    make("span", { class: "share" }, percent(one.probability)),
+  ];
+  if (!onclick) return make("li", { class: "bar" }, ...parts);
   const told = { type: "button", class: "bar", onclick, key: `bar ${one.name}`, title: `Teach: this is ${one.name}` };
-  return make("li", {}, make("button", told, ...inside));
+  return make("li", {}, make("button", told, ...parts));
 }
 
 export function bars(photo, onpick) {
   const shown = photo.answer.classes.slice(0, BARS);
   const rows = shown.map((one) => bar(one, onpick && ((event) => onpick(one.name, event.currentTarget))));
-  return make("ul", { class: "bars", "aria-label": onpick ? "What it says; click what it is" : "What it says" }, ...rows);
+  return make(
+    "ul",
+    { class: "bars", "aria-label": onpick ? "What it says; click what it is" : "What it says" },
+    ...rows,
+  );
 }
 
 function answered(photo, onpick, other) {
@@ -68,7 +79,11 @@ function inside(photo) {
 
 export function drawCard(photo) {
   photo.element ??= make("li", { class: "card", tabindex: "-1" });
-  const said = photo.taught ? `learnt as ${photo.taught}` : photo.answer?.unknown ? "unknown" : photo.answer?.classes[0]?.name;
+  const said = photo.taught
+    ? `learnt as ${photo.taught}`
+    : photo.answer?.unknown
+      ? "unknown"
+      : photo.answer?.classes[0]?.name;
   photo.element.setAttribute("aria-label", [photo.name || "photo", said].filter(Boolean).join(": "));
   photo.element.classList.toggle("taught", Boolean(photo.taught));
   photo.element.classList.toggle("waiting", !photo.id && !photo.error);

@@ -79,7 +79,15 @@ function row(one, opened) {
     "span",
     { class: "told" },
     make("strong", {}, one.name),
-    make("span", { class: "quiet" }, plural(one.photos, "photo"), ...right.slice(1).map((text) => [" · ", text]).flat()),
+    make(
+      "span",
+      { class: "quiet" },
+      plural(one.photos, "photo"),
+      ...right
+        .slice(1)
+        .map((text) => [" · ", text])
+        .flat(),
+    ),
     right[0],
   );
   const line = [cover ?? first, told];
@@ -94,12 +102,22 @@ function row(one, opened) {
     names().length > 1 && act("Merge…", () => merge(one.name)),
     act("Forget…", () => forget(one), { class: "risky" }),
   );
-  const inner = make("details", { open: opened }, make("summary", { class: "class", key: `class ${one.name}` }, ...line), actions);
+  const inner = make(
+    "details",
+    { open: opened },
+    make("summary", { class: "class", key: `class ${one.name}` }, ...line),
+    actions,
+  );
   return make("li", { "data-class": one.name }, inner);
 }
 
 function adding() {
-  const { input, nodes } = field("Add a class", { required: true, maxlength: 200, placeholder: "its name", key: "add" });
+  const { input, nodes } = field("Add a class", {
+    required: true,
+    maxlength: 200,
+    placeholder: "its name",
+    key: "add",
+  });
   const submit = (event) => {
     event.preventDefault();
     const name = input.value.trim();
@@ -107,7 +125,12 @@ function adding() {
     if (name) more(name);
   };
   const action = make("button", { key: "add-it" }, "Add");
-  return make("form", { class: "namer adding", onsubmit: submit }, nodes[0], make("div", { class: "line" }, input, action));
+  return make(
+    "form",
+    { class: "namer adding", onsubmit: submit },
+    nodes[0],
+    make("div", { class: "line" }, input, action),
+  );
 }
 
 function draw() {
@@ -117,7 +140,9 @@ function draw() {
   const accuracy = state.info?.accuracy;
   const measured = accuracy
     ? `${rightOf(accuracy)} right: ${
-        state.info.learns === "by updates" ? "photos that it did not learn from" : "each photo is left out once, and told by all others"
+        state.info.learns === "by updates"
+          ? "photos that it did not learn from"
+          : "each photo is left out once, and told by all others"
       }.`
     : "";
   swap(

@@ -1,4 +1,4 @@
-// Elements, words and dialogs. Names of classes and files reach the page as text nodes and attributes alone, never as markup.
+// Elements, words and dialogs. Names of classes and files reach the page as text and attributes, never as markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -21,7 +21,9 @@ export const button = (text, onclick, props = {}) => make("button", { type: "but
 export function swap(element, ...children) {
   const inside = element.contains(document.activeElement) && element !== document.activeElement;
   const key = inside ? document.activeElement.dataset.key : null;
-  element.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  element.replaceChildren(
+    ...children.flat().filter((child) => child !== null && child !== undefined && child !== false),
+  );
   if (!inside) return;
   const again = key && [...element.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key);
   const target = again || element.closest("[tabindex]") || byId("work");
@@ -86,12 +88,17 @@ export async function doing(element, work) {
   }
 }
 
-// A dialog. Resolves with what it was finished with, and with null where it was closed; focus goes back to where it was.
+// A dialog. Resolves with what it was finished with, or null where it was closed; focus goes back to where it was.
 export function open(title, ...body) {
   const before = document.activeElement;
   return new Promise((resolve) => {
     let outcome = null;
-    const dialog = make("dialog", { "aria-labelledby": "dialog-title" }, make("h2", { id: "dialog-title" }, title), ...body);
+    const dialog = make(
+      "dialog",
+      { "aria-labelledby": "dialog-title" },
+      make("h2", { id: "dialog-title" }, title),
+      ...body,
+    );
     dialog.finish = (result) => {
       outcome = result;
       dialog.close();

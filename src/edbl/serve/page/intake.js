@@ -13,7 +13,7 @@ function shown(groups, as = state.target) {
   const found = [...groups].map(([name, files]) => [name, files.filter(isPicture)]).filter(([, files]) => files.length);
   if (!state.info) return;
   if (!found.length) notice("None of these is a photo.", { wrong: true });
-  for (const [suggestion, files] of found.reverse()) show(files, { suggestion, focus: found.length === 1, as });
+  for (const [folder, files] of found.reverse()) show(files, { folder, focus: found.length === 1, as });
 }
 
 const fileOf = (entry) => new Promise((resolve, reject) => entry.file(resolve, reject));

@@ -58,7 +58,9 @@ function draw() {
   document.body.classList.toggle("bare", !info?.exists);
   document.body.classList.toggle("without", !info);
   byId("choice").hidden = !state.several;
-  byId("model").replaceChildren(...state.models.map((one) => make("option", { selected: one.name === state.name }, one.name)));
+  byId("model").replaceChildren(
+    ...state.models.map((one) => make("option", { selected: one.name === state.name }, one.name)),
+  );
   byId("new-model").hidden = !state.writable;
   byId("use-camera").disabled = byId("choose").disabled = !info;
   if (document.body.dataset.view !== view()) enter(false);
@@ -76,7 +78,8 @@ function choose() {
 }
 
 function look() {
-  if (document.visibilityState === "visible" && state.name && !document.querySelector("dialog")) refresh().catch(() => {});
+  if (document.visibilityState === "visible" && state.name && !document.querySelector("dialog"))
+    refresh().catch(() => {});
 }
 
 async function begin() {
@@ -85,7 +88,12 @@ async function begin() {
     enter(false);
   } catch (error) {
     byId("photos").replaceChildren(
-      make("div", { class: "alert", role: "alert" }, make("p", {}, error.message), button("Try again", () => location.reload())),
+      make(
+        "div",
+        { class: "alert", role: "alert" },
+        make("p", {}, error.message),
+        button("Try again", () => location.reload()),
+      ),
     );
   }
 }

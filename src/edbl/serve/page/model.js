@@ -28,7 +28,13 @@ function back(one) {
 async function prune() {
   const sure = await ask({
     title: "Remove the versions before?",
-    body: [make("p", {}, "The model stays as it is. What was forgotten is then gone from the disk, and nothing before this can be undone.")],
+    body: [
+      make(
+        "p",
+        {},
+        "The model stays as it is. What was forgotten is then gone from the disk, and nothing before this can be undone.",
+      ),
+    ],
     agree: "Remove them",
     danger: true,
     decline: "Keep them",
@@ -43,8 +49,18 @@ async function prune() {
 function historyPart(history) {
   const rows = [...history].reverse().map((one) => {
     const mark = one.current ? make("span", { class: "tag" }, "now") : mayTeach() && back(one);
-    const about = make("span", { class: "quiet" }, `version ${one.version}, ${plural(one.classes, "class", "classes")}, `, when(one.when));
-    return make("li", { class: one.current ? "current" : null }, make("span", { class: "told" }, make("strong", {}, one.what), about), mark);
+    const about = make(
+      "span",
+      { class: "quiet" },
+      `version ${one.version}, ${plural(one.classes, "class", "classes")}, `,
+      when(one.when),
+    );
+    return make(
+      "li",
+      { class: one.current ? "current" : null },
+      make("span", { class: "told" }, make("strong", {}, one.what), about),
+      mark,
+    );
   });
   const here = history.findIndex((one) => one.current);
   const undo = (event) =>
@@ -57,7 +73,12 @@ function historyPart(history) {
     make("p", { class: "quiet" }, "Every change makes a version, and each can be gone back to."),
     mayTeach() && here > 0 && make("p", {}, button("Undo the last change", undo, { key: "undo" })),
     make("ol", { class: "history" }, ...rows),
-    mayTeach() && history.length > 1 && button("Remove the versions before…", (event) => doing(event.currentTarget, prune), { key: "prune", class: "risky" }),
+    mayTeach() &&
+      history.length > 1 &&
+      button("Remove the versions before…", (event) => doing(event.currentTarget, prune), {
+        key: "prune",
+        class: "risky",
+      }),
   ];
 }
 
@@ -68,7 +89,11 @@ function takePart() {
     : make("a", { href: path("/report"), target: "_blank", rel: "noopener", class: "door", key: "report" }, "Report");
   return [
     make("h3", {}, "Take it with you"),
-    make("p", { class: "quiet" }, "One ONNX file answers as this page does, without edbl. The report shows how far it can be trusted."),
+    make(
+      "p",
+      { class: "quiet" },
+      "One ONNX file answers as this page does, without edbl. The report shows how far it can be trusted.",
+    ),
     make("div", { class: "doors" }, button("Export", file("/export", `${state.name}.onnx`), { key: "export" }), report),
   ];
 }
@@ -76,7 +101,11 @@ function takePart() {
 function joinPart() {
   const others = state.models.filter((one) => one.name !== state.name && one.exists);
   if (!state.several || !others.length || !mayTeach()) return [];
-  const select = make("select", { id: "join-with", key: "join-with" }, ...others.map((one) => make("option", {}, one.name)));
+  const select = make(
+    "select",
+    { id: "join-with", key: "join-with" },
+    ...others.map((one) => make("option", {}, one.name)),
+  );
   const join = (event) =>
     doing(event.currentTarget, async () => {
       await change("/join", { model: select.value });
@@ -85,7 +114,13 @@ function joinPart() {
   return [
     make("h3", {}, "Join"),
     make("p", { class: "quiet" }, "Take in all classes and photos of another model; it stays as it is."),
-    make("div", { class: "line" }, make("label", { for: "join-with" }, "From"), select, button("Join", join, { key: "join" })),
+    make(
+      "div",
+      { class: "line" },
+      make("label", { for: "join-with" }, "From"),
+      select,
+      button("Join", join, { key: "join" }),
+    ),
   ];
 }
 

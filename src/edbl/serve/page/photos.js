@@ -1,15 +1,17 @@
 // Photos that were shown: what they show is asked, or told, a batch at a time.
 
 import { button, byId, doing, make, plural, say, swap } from "./dom.js";
+import { guide } from "./guide.js";
 import { drawCard, imageOf } from "./card.js";
 import { namer } from "./naming.js";
 import { send, upload } from "./server.js";
-import { mayTeach, onChange, path, setTarget, state, tells } from "./state.js";
+import { mayTeach, onChange, path, portions, setTarget, state, tells, tooLarge } from "./state.js";
 import { teach } from "./teach.js";
 import { beforeFirst, keepQuestion } from "./beginning.js";
 
 const MOST = 10; // batches that stay on the page
 const ASKED_AGAIN = 200; // photos whose answers follow what is learnt
+const SHOWN = 60; // cards of a batch at first
 const STRIP = 12; // pictures of a batch that was learnt
 
 let batches = [];
@@ -19,17 +21,19 @@ const topOf = (photo) => (photo.answer?.unknown ? "unknown" : photo.answer?.clas
 
 const open = (batch) => batch.photos.filter((photo) => photo.id && !photo.taught);
 
-export const isOpen = () => batches.some((batch) => open(batch).length);
+const isOpen = () => batches.some((batch) => open(batch).length);
 
 // Show photos to the model. `into` is a batch that they join, as those of a camera do; `as` is what they are learnt as.
-export async function show(files, { into = null, suggestion = "", focus = true, as = state.target } = {}) {
+export async function show(files, { into = null, folder = "", focus = true, as = state.target } = {}) {
   const photos = files.map((file) => ({ file, name: file.name, id: null, answer: null, taught: null, error: null }));
-  const batch = into ?? { photos: [], suggestion, element: make("div", { class: "batch", role: "group" }) };
+  const batch = into ?? { photos: [], folder, typed: folder, element: make("div", { class: "batch", role: "group" }) };
   batch.photos.push(...photos);
   if (!batches.includes(batch)) batches = [batch, ...batches].slice(0, MOST);
   draw();
-  for (let start = 0; start < photos.length; start += state.portion) {
-    await ask(photos.slice(start, start + state.portion));
+  for (const photo of photos) photo.error = tooLarge(photo.file) || null;
+  const readable = photos.filter((photo) => !photo.error);
+  for (const some of portions(readable, (photo) => photo.file)) {
+    await ask(some);
     if (!batches.includes(batch)) return batch; // put away, or another model was chosen
     drawBatch(batch);
   }
@@ -43,7 +47,10 @@ export async function show(files, { into = null, suggestion = "", focus = true, 
 
 async function ask(photos) {
   try {
-    const { predictions } = await upload(path("/predict"), photos.map((photo) => photo.file));
+    const { predictions } = await upload(
+      path("/predict"),
+      photos.map((photo) => photo.file),
+    );
     photos.forEach((photo, number) => take(photo, predictions[number]));
   } catch (error) {
     for (const photo of photos) photo.error = error.message;
@@ -85,7 +92,10 @@ function heading(batch) {
   const number = plural(batch.photos.length, "photo");
   if (!waiting) return [make("h3", {}, number)];
   const done = batch.photos.length - waiting;
-  return [make("h3", {}, `${done} of ${number} read`), make("progress", { max: batch.photos.length, value: done, "aria-label": "Photos read" })];
+  return [
+    make("h3", {}, `${done} of ${number} read`),
+    make("progress", { max: batch.photos.length, value: done, "aria-label": "Photos read" }),
+  ];
 }
 
 function naming(batch) {
@@ -100,9 +110,9 @@ function naming(batch) {
     if (made) byId("choose").focus({ preventScroll: true });
   };
   const label = tells() ? "What all of them show" : left.length === 1 ? "What does it show?" : "What do they show?";
-  const form = namer({ label, action: `Teach ${plural(left.length, "photo")}`, onname, value: batch.suggestion });
+  const form = namer({ label, action: `Teach ${plural(left.length, "photo")}`, onname, value: batch.typed });
   if (!tells()) return [form, keepQuestion()];
-  batch.together ??= Boolean(batch.suggestion) || 2 * left.filter((photo) => photo.answer.unknown).length >= left.length;
+  batch.together ??= Boolean(batch.folder) || 2 * left.filter((photo) => photo.answer.unknown).length >= left.length;
   const toggle = (event) => (batch.together = event.target.open);
   const summary = make("summary", { key: "together" }, "All the same? Name them together");
   return [make("details", { open: batch.together, ontoggle: toggle, class: "together" }, summary, form)];
@@ -110,19 +120,73 @@ function naming(batch) {
 
 function drawBatch(batch) {
   const label = batch.photos[0]?.taught;
-  const whole = label && batch.photos.every((photo) => photo.taught === label || photo.error) && batch.photos.length > 1;
-  const dismiss = button("×", () => dismissed(batch), { class: "close", "aria-label": "Put these photos away", key: "away" });
-  batch.suggestion = batch.element.querySelector("[data-key='name']")?.value ?? batch.suggestion;
+  const whole =
+    label && batch.photos.every((photo) => photo.taught === label || photo.error) && batch.photos.length > 1;
+  const dismiss = button("×", () => dismissed(batch), {
+    class: "close",
+    "aria-label": "Put these photos away",
+    key: "away",
+  });
+  batch.typed = batch.element.querySelector("[data-key='name']")?.value ?? batch.typed;
   batch.element.setAttribute("aria-label", plural(batch.photos.length, "photo"));
   batch.element.classList.toggle("tiles", !tells());
   if (whole) {
-    const strip = batch.photos.filter((photo) => photo.taught).slice(0, STRIP).map((photo) => make("li", {}, imageOf(photo)));
-    const line = make("p", { class: "answer done" }, make("span", { class: "quiet" }, `${plural(batch.photos.length, "photo")} learnt as `), label);
+    const strip = batch.photos
+      .filter((photo) => photo.taught)
+      .slice(0, STRIP)
+      .map((photo) => make("li", {}, imageOf(photo)));
+    const line = make(
+      "p",
+      { class: "answer done" },
+      make("span", { class: "quiet" }, `${plural(batch.photos.length, "photo")} learnt as `),
+      label,
+    );
     swap(batch.element, make("div", { class: "top" }, line, dismiss), make("ul", { class: "strip" }, ...strip));
     return;
   }
   const top = make("div", { class: "top" }, ...heading(batch), dismiss);
-  swap(batch.element, top, ...naming(batch), make("ul", { class: "cards" }, ...batch.photos.map(drawCard)));
+  batch.shown ??= SHOWN;
+  const more = () => {
+    batch.shown += SHOWN;
+    drawBatch(batch);
+  };
+  const left = batch.photos.length - batch.shown;
+  const cards = make("ul", { class: "cards" }, ...batch.photos.slice(0, batch.shown).map(drawCard));
+  swap(
+    batch.element,
+    top,
+    ...naming(batch),
+    cards,
+    left > 0 && button(`Show more (${left})`, more, { key: "more", class: "more" }),
+  );
+}
+
+// Folders that were dropped together, each named after what its photos show.
+function suggested() {
+  return mayTeach() ? batches.filter((batch) => batch.folder && open(batch).length) : [];
+}
+
+function offerAll() {
+  const place = byId("folders");
+  const named = suggested();
+  const teachAll = (event) =>
+    doing(event.currentTarget, async () => {
+      await beforeFirst();
+      for (const batch of suggested().reverse()) await teach(open(batch), batch.folder);
+    });
+  if (named.length < 2) place.replaceChildren();
+  else {
+    const text = `${named.length} folders, named after what they show?`;
+    swap(
+      place,
+      make(
+        "div",
+        { class: "update" },
+        make("p", {}, text),
+        button("Teach all of them", teachAll, { class: "first", key: "all" }),
+      ),
+    );
+  }
 }
 
 function dismissed(batch) {
@@ -135,45 +199,10 @@ export function draw() {
   const place = byId("batches");
   const wanted = batches.map((batch) => batch.element);
   batches.forEach(drawBatch);
-  if (wanted.length !== place.children.length || wanted.some((one, k) => one !== place.children[k])) place.replaceChildren(...wanted);
-  guide();
-}
-
-// The page says what to do, one sentence at a time.
-function guide() {
-  const [step, sentence, hint] = words();
-  for (const [id, text] of [["step", step], ["guide", sentence], ["hint", hint]]) {
-    const place = byId(id);
-    place.hidden = !text;
-    if (place.textContent !== text) place.textContent = text;
-  }
-  byId("stop-target").hidden = !state.target;
-  const naming = mayTeach() && !tells() && isOpen();
-  byId("choose").textContent = naming ? "Add photos" : "Choose photos";
-  byId("choose").classList.toggle("first", !naming);
-  byId("stage").classList.toggle("small", batches.length > 0);
-}
-
-function words() {
-  const classes = state.info?.classes ?? [];
-  if (!state.info) return ["", "Make a model first.", ""];
-  if (!mayTeach()) return ["", "Show photos, and see what they are.", "Nothing is learnt here: this model is for asking alone."];
-  if (state.target) return ["", `Show photos of ${state.target}.`, "They are learnt at once."];
-  const named = !isOpen();
-  if (!classes.length) {
-    return named
-      ? ["Step 1 of 3", "Show a few photos of one thing.", "Five will do. Drop them here, choose them, or use the camera."]
-      : ["Step 1 of 3", "Now say below what they show.", ""];
-  }
-  if (classes.length === 1) {
-    return named
-      ? ["Step 2 of 3", "Now a few photos of something else.", `So that it can tell ${classes[0].name} from it.`]
-      : ["Step 2 of 3", "Now say below what they show.", ""];
-  }
-  if (classes.length === 2 && named) {
-    return ["Step 3 of 3", "Show it a new photo, and see what it says.", "Or teach a third thing: show photos of it and give it a name."];
-  }
-  return ["", "Show photos, and see what it says.", "Is an answer wrong? Click what it is, and it is learnt at once."];
+  offerAll();
+  if (wanted.length !== place.children.length || wanted.some((one, k) => one !== place.children[k]))
+    place.replaceChildren(...wanted);
+  guide(batches.length > 0, isOpen());
 }
 
 export function start() {
@@ -187,7 +216,7 @@ export function start() {
       model = state.name;
     }
     if (different) draw();
-    else guide();
+    else guide(batches.length > 0, isOpen());
     if (different) askAgain().catch(() => {});
   });
 }

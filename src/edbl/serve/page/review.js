@@ -35,7 +35,9 @@ const PARTS = [
     about: "These photos look as if they had the wrong name. Some will be right.",
     none: "No name looks wrong.",
     verdict: (one) =>
-      one.looks_like ? `Learnt as ${one.label}, looks like ${one.looks_like}.` : `Learnt as ${one.label}, looks like no other photo of it.`,
+      one.looks_like
+        ? `Learnt as ${one.label}, looks like ${one.looks_like}.`
+        : `Learnt as ${one.label}, looks like no other photo of it.`,
     other: (one) => one.looks_like,
   },
 ];
@@ -52,7 +54,10 @@ function verdict(part, one) {
   };
   const remove = async () => {
     await change("/forget", { photos: [one.id] });
-    notice("The photo is forgotten.", { action: "Undo", onaction: () => doing(null, () => change("/undo", { to: null })) });
+    notice("The photo is forgotten.", {
+      action: "Undo",
+      onaction: () => doing(null, () => change("/undo", { to: null })),
+    });
   };
   const other = async () => {
     const name = await whatIsIt(photo.image, one.label);
@@ -86,7 +91,8 @@ function drawPart(part, found) {
     make("h3", {}, part.title, number),
     make("p", { class: "quiet" }, left.length ? part.about : part.none),
     cards.length > 0 && make("ul", { class: "cards" }, ...cards),
-    left.length > SHOWN && make("p", { class: "quiet" }, `and ${plural(left.length - SHOWN, "more photo")}, once these are settled`),
+    left.length > SHOWN &&
+      make("p", { class: "quiet" }, `and ${plural(left.length - SHOWN, "more photo")}, once these are settled`),
   ];
 }
 

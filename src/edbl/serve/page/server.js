@@ -121,7 +121,11 @@ export async function* events(path) {
     rest = parts.pop();
     for (const part of parts) {
       const lines = part.split(/\r?\n/);
-      const of = (name) => lines.find((line) => line.startsWith(`${name}:`))?.slice(name.length + 1).trim();
+      const of = (name) =>
+        lines
+          .find((line) => line.startsWith(`${name}:`))
+          ?.slice(name.length + 1)
+          .trim();
       if (of("data")) yield { event: of("event") ?? "message", ...JSON.parse(of("data")) };
     }
   }

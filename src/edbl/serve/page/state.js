@@ -2,7 +2,10 @@
 
 import { get, send } from "./server.js";
 
-export const state = { models: [], writable: false, several: false, name: null, info: null, target: null, portion: 16 };
+export const state = { models: [], writable: false, several: false, name: null, info: null, target: null };
+
+const limits = { files: 64, file_mb: 24, request_mb: 96 }; // what the server takes, unless it says otherwise
+const PORTION = 16; // photos that are sent at once, so that progress shows
 
 const listeners = [];
 
@@ -34,10 +37,30 @@ export const refresh = async () => take(await get(path()));
 export async function readModels(wanted = null) {
   const found = await get("/v1/models");
   Object.assign(state, { models: found.models, writable: found.writable, several: found.several });
-  state.portion = Math.max(1, Math.min(16, found.limits?.files ?? 16));
+  Object.assign(limits, found.limits);
   const info = found.models.find((one) => one.name === (wanted ?? state.name)) ?? found.models[0] ?? null;
   if (info) take(info, true);
   else tell(true);
+}
+
+export const tooLarge = (file) =>
+  file.size > limits.file_mb * 2 ** 20 && `This file is larger than ${limits.file_mb} MB.`;
+
+// Things with a file each, in portions that the server takes at once.
+export function portions(things, fileOf) {
+  const made = [];
+  let bytes = 0;
+  for (const thing of things) {
+    const { size } = fileOf(thing);
+    const full = made.at(-1)?.length >= Math.min(PORTION, limits.files) || bytes + size > limits.request_mb * 1e6;
+    if (!made.length || full) {
+      made.push([]);
+      bytes = 0;
+    }
+    made.at(-1).push(thing);
+    bytes += size;
+  }
+  return made;
 }
 
 export function setTarget(name) {
@@ -54,5 +77,4 @@ export function inTurn(work) {
 }
 
 // A change whose answer is the model as it is then.
-export const change = (rest, value, method = "POST") =>
-  inTurn(async () => take(await send(path(rest), value, method)));
+export const change = (rest, value, method = "POST") => inTurn(async () => take(await send(path(rest), value, method)));

@@ -2,7 +2,9 @@
 
 import { ask, make, notice, plural } from "./dom.js";
 import { picture, send, upload } from "./server.js";
-import { change, inTurn, path, state, take, tell } from "./state.js";
+import { change, inTurn, path, portions, state, take, tell } from "./state.js";
+
+const AT_ONCE = 200; // photos of one request
 
 const nothing = () => ({ learnt: 0, staged: 0, known: 0, errors: [], suspicious: [] });
 
@@ -28,15 +30,17 @@ async function sent(pairs, yes) {
     if (call === "/teach" && gone.length && !more.suspicious.length) {
       more.errors = more.errors.filter((one) => !gone.some(({ photo }) => photo.id === one.file));
       added(told, more);
-      const files = gone.map(({ photo }) => photo.file);
-      added(told, await upload(path(`/teach?yes=${yes}`), files, gone.map(({ label }) => label)));
+      for (const some of portions(gone, ({ photo }) => photo.file)) {
+        const [files, labels] = [some.map(({ photo }) => photo.file), some.map(({ label }) => label)];
+        added(told, await upload(path(`/teach?yes=${yes}`), files, labels));
+      }
     } else added(told, more);
   }
   return told;
 }
 
 // Ask about labels that look wrong. Resolves with a map from id to a label, or to null to leave it out.
-async function settle(suspicious) {
+function settle(suspicious) {
   const rows = suspicious.map((one, number) => {
     const choice = (value, text) => {
       const input = make("input", { type: "radio", name: `odd-${number}`, value, required: true });
@@ -72,6 +76,17 @@ async function settle(suspicious) {
 }
 
 async function taught(photos, label, sure) {
+  const all = { told: nothing(), done: [] };
+  for (let start = 0; start < photos.length; start += AT_ONCE) {
+    const some = await taughtSome(photos.slice(start, start + AT_ONCE), label, sure);
+    if (!some) break;
+    added(all.told, some.told);
+    all.done.push(...some.done);
+  }
+  return all.told.info ? all : null;
+}
+
+async function taughtSome(photos, label, sure) {
   let pairs = photos.map((photo) => ({ photo, label }));
   let told = await sent(pairs, sure);
   if (told.suspicious.length) {
@@ -82,7 +97,7 @@ async function taught(photos, label, sure) {
     if (!pairs.length) return null;
     told = await sent(pairs, true);
   }
-  const wrong = new Map(told.errors.map((one) => [one.file, one.error]));
+  const wrong = new Map(told.errors.map((one) => [one.id ?? one.file, one.error]));
   const done = [];
   for (const { photo, label: name } of pairs) {
     photo.error = wrong.get(photo.id) ?? null;
@@ -124,6 +139,12 @@ export const teach = (photos, label, sure = false) =>
   });
 
 // What a photo of the tray, of a mistake or of an answer is to the page.
-export const photoOf = (one) => ({ id: one.id, name: one.file ?? "", file: null, answer: one, taught: one.label ?? null });
+export const photoOf = (one) => ({
+  id: one.id,
+  name: one.file ?? "",
+  file: null,
+  answer: one,
+  taught: one.label ?? null,
+});
 
 export const learning = () => state.info?.learns === "by updates";

@@ -69,8 +69,18 @@ function draw() {
     make(
       "div",
       { class: "update", tabindex: "-1" },
-      make("p", {}, make("strong", {}, `${plural(info.staged, "photo")} to learn. `), "This model is trained: it learns them together, which takes a while."),
-      make("div", { class: "doors" }, button("Learn them now", learn, { class: "first", key: "learn" }), button("Discard them", discard, { key: "discard", class: "risky" })),
+      make(
+        "p",
+        {},
+        make("strong", {}, `${plural(info.staged, "photo")} to learn. `),
+        "This model is trained: it learns them together, which takes a while.",
+      ),
+      make(
+        "div",
+        { class: "doors" },
+        button("Learn them now", learn, { class: "first", key: "learn" }),
+        button("Discard them", discard, { key: "discard", class: "risky" }),
+      ),
     ),
   );
 }
