@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from selenium.common.exceptions import StaleElementReferenceException
+from selenium.common.exceptions import ElementClickInterceptedException, StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -75,7 +75,7 @@ class Page:
         while True:
             try:
                 found = what()
-            except (StaleElementReferenceException, IndexError):
+            except (StaleElementReferenceException, ElementClickInterceptedException, IndexError):
                 found = None
             if found:
                 return found
@@ -99,7 +99,7 @@ class Page:
         return cast(WebElement, self.until(found))
 
     def click(self, text: str, within: WebElement | None = None) -> None:
-        self.button(text, within).click()
+        self.until(lambda: self.button(text, within).click() or True)  # again where it was drawn anew meanwhile
 
     def give(self, photos: Sequence[Path]) -> None:
         """Choose photos, and wait until the first batch holds them and is read."""

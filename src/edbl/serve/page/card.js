@@ -40,13 +40,16 @@ export function bars(photo, onpick) {
   );
 }
 
+const perhaps = (best) =>
+  best.probability > 0.5 ? `Perhaps ${best.name}, but unlike what it was taught.` : "Like nothing it was taught.";
+
 function answered(photo, onpick, other) {
   const { unknown, classes } = photo.answer;
   const was = photo.was && make("span", { class: "was" }, ` before: ${photo.was}`);
   if (unknown) {
     return [
       make("p", { class: "answer unknown" }, "unknown", was),
-      make("p", { class: "quiet" }, "Like nothing it was taught."),
+      make("p", { class: "quiet" }, perhaps(classes[0])),
       onpick && button("What is it?", other, { class: "first", key: "other" }),
       bars(photo, onpick),
     ];

@@ -5,7 +5,7 @@ import { guide } from "./guide.js";
 import { drawCard, imageOf } from "./card.js";
 import { namer } from "./naming.js";
 import { send, upload } from "./server.js";
-import { mayTeach, onChange, path, portions, setTarget, state, tells, tooLarge } from "./state.js";
+import { asking, mayTeach, onChange, portions, setTarget, state, tells, tooLarge } from "./state.js";
 import { teach } from "./teach.js";
 import { beforeFirst, keepQuestion } from "./beginning.js";
 
@@ -48,7 +48,7 @@ export async function show(files, { into = null, folder = "", focus = true, as =
 async function ask(photos) {
   try {
     const { predictions } = await upload(
-      path("/predict"),
+      asking("/predict"),
       photos.map((photo) => photo.file),
     );
     photos.forEach((photo, number) => take(photo, predictions[number]));
@@ -75,7 +75,7 @@ async function askAgain() {
   const photos = batches.flatMap(open).slice(0, ASKED_AGAIN);
   if (!photos.length || !tells()) return;
   const before = photos.map(topOf);
-  const { predictions } = await send(path("/predict"), { photos: photos.map((photo) => photo.id) });
+  const { predictions } = await send(asking("/predict"), { photos: photos.map((photo) => photo.id) });
   let changed = 0;
   photos.forEach((photo, number) => {
     if (predictions[number].error) return;

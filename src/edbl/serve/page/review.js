@@ -4,7 +4,7 @@ import { button, byId, doing, make, notice, percent, plural, swap } from "./dom.
 import { drawCard, imageOf } from "./card.js";
 import { whatIsIt } from "./naming.js";
 import { get } from "./server.js";
-import { change, mayTeach, onChange, path, state } from "./state.js";
+import { asking, change, mayTeach, onChange, path, state } from "./state.js";
 import { photoOf, teach } from "./teach.js";
 
 const SHOWN = 60;
@@ -110,7 +110,7 @@ function draw() {
 async function load() {
   const name = state.name;
   const found = [];
-  for (const part of PARTS) found.push(part.of(await get(path(`/${part.call}`))));
+  for (const part of PARTS) found.push(part.of(await get(part.call === "next" ? asking("/next") : path(`/${part.call}`))));
   if (name !== state.name) return;
   lists = found;
   draw();
