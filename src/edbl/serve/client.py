@@ -131,12 +131,11 @@ class Connected:
     def update(self) -> int:
         """Let a trained model learn what is staged, wait until it has, and return its new version."""
         self._json("POST", "/learn", {})
-        last: tuple[str, dict[str, Any]] = ("", {})
-        for last in self.events():
-            pass
-        if last[0] != "done":
-            raise EdblError(str(last[1].get("error", "the server ended before the update did")))
-        return int(last[1]["version"])
+        news = list(self.events())
+        name, values = news[-1] if news else ("", {})
+        if name != "done":
+            raise EdblError(str(values.get("error", "the server ended before the update did")))
+        return int(values["version"])
 
     def events(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what an update comes to: progress, and at last done or error."""

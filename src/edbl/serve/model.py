@@ -53,6 +53,7 @@ class Served(ABC):
     def info(self) -> Values:
         """Return what the model is."""
 
+    @abstractmethod
     def close(self) -> None:
         """Finish what is under way, and let go of all."""
 

@@ -15,7 +15,10 @@ KINDS = {
     ".svg": "image/svg+xml",
     ".html": "text/html; charset=utf-8",
 }
-SHEET = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}code{overflow-wrap:anywhere}"
+SHEET = """body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
+code { overflow-wrap: anywhere; } th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; }
+:root { color-scheme: light dark; }
+"""
 
 router = APIRouter(include_in_schema=False)
 
@@ -68,15 +71,15 @@ async def docs(request: Request) -> Response:
     rows = []
     for path, calls in made["paths"].items():
         for method, call in calls.items():
-            takes = [kind for kind in call.get("requestBody", {}).get("content", {})]
-            names = [f"{one['name']}" for one in call.get("parameters", []) if one["in"] == "query"]
-            gives = [kind for kind in call["responses"].get("200", call["responses"].get("202", {})).get("content", {})]
-            cells = [", ".join(takes), ", ".join(names), ", ".join(gives)]
-            rows.append(
-                f"<tr><th scope=row><code>{method.upper()} {escape(path)}</code></th><td>{escape(call.get('description', ''))}</td>"
-                + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-                + "</tr>"
-            )
+            gives = call["responses"].get("200") or call["responses"]["202"]
+            cells = [
+                f"<code>{method.upper()} {escape(path)}</code>",
+                escape(call.get("description", "")),
+                ", ".join(call.get("requestBody", {}).get("content", {})),
+                ", ".join(one["name"] for one in call.get("parameters", []) if one["in"] == "query"),
+                ", ".join(gives.get("content", {})),
+            ]
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
         "<title>edbl: the API</title><link rel=stylesheet href=/docs.css><h1>The API of edbl</h1>"

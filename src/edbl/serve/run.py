@@ -143,7 +143,5 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         made.close()
         why = getattr(error, "strerror", None) or str(error)
-        raise EdblError(
-            f"cannot serve at {host}:{port}: {why}; give another --host or --port".replace("--", "")
-        ) from error
+        raise EdblError(f"cannot serve at {host}:{port}: {why}; give another host or port") from error
     return made

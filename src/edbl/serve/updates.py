@@ -60,7 +60,8 @@ class Updates:
         seen = 0
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._last[0] > seen or not self.running, seconds)
+                if self._last[0] == seen and self.running:
+                    self._news.wait(seconds)
                 number, name, values = self._last
             if number > seen:
                 seen = number
