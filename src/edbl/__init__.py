@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from edbl.recipe import Recipe
     from edbl.records import Record
     from edbl.report.long import frame
+    from edbl.serve.client import connect
     from edbl.users import register
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "Recipe",
     "Record",
     "__version__",
+    "connect",
     "frame",
     "open",
     "register",
@@ -32,6 +34,7 @@ _HOMES = {
     "EdblError": "edbl.errors",
     "Recipe": "edbl.recipe",
     "Record": "edbl.records",
+    "connect": "edbl.serve.client",
     "frame": "edbl.report.long",
     "open": "edbl.app.opened",
     "register": "edbl.users",
