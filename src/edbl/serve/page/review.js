@@ -110,7 +110,8 @@ function draw() {
 async function load() {
   const name = state.name;
   const found = [];
-  for (const part of PARTS) found.push(part.of(await get(part.call === "next" ? asking("/next") : path(`/${part.call}`))));
+  for (const part of PARTS)
+    found.push(part.of(await get(part.call === "next" ? asking("/next") : path(`/${part.call}`))));
   if (name !== state.name) return;
   lists = found;
   draw();
