@@ -99,7 +99,12 @@ class Page:
         return cast(WebElement, self.until(found))
 
     def click(self, text: str, within: WebElement | None = None) -> None:
-        self.until(lambda: self.button(text, within).click() or True)  # again where it was drawn anew meanwhile
+
+        def done() -> bool:  # again, where it was drawn anew meanwhile
+            self.button(text, within).click()
+            return True
+
+        self.until(done)
 
     def give(self, photos: Sequence[Path]) -> None:
         """Choose photos, and wait until the first batch holds them and is read."""

@@ -1,7 +1,7 @@
 """Small drawings of fruit, each a little different: photos for tests of the page, and for its screenshots."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -97,22 +97,23 @@ def picture(kind: str, number: int) -> Image.Image:
     FRUIT[kind](ImageDraw.Draw(lying), rng)
     size = int(SIDE * rng.uniform(0.78, 1.0))
     lying = lying.resize((size, size)).rotate(float(rng.uniform(-35, 35)), Image.Resampling.BICUBIC)
-    corner = tuple(int(SIDE / 2 - size / 2 + rng.integers(-35, 35)) for _ in range(2))
+    left, top = (int(SIDE / 2 - size / 2 + rng.integers(-35, 35)) for _ in range(2))
     alpha = lying.getchannel("A")
     shadow = Image.new("L", (SIDE, SIDE), 0)
-    shadow.paste(alpha.point(lambda a: a // 3), (corner[0] + 22, corner[1] + 34))
+    shadow.paste(alpha.point(lambda a: a // 3), (left + 22, top + 34))
     ground.paste((70, 60, 55), (0, 0), shadow.filter(ImageFilter.GaussianBlur(22)))
-    ground.paste(lying, corner, lying)
+    ground.paste(lying, (left, top), lying)
     grain = rng.normal(0, 5, (SIDE, SIDE, 1))
     noisy = np.asarray(ground, np.float64) + grain
     return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).resize((SIDE // 2, SIDE // 2), Image.Resampling.LANCZOS)
 
 
-def write_fruit(folder: Path, kind: str, numbers: range) -> list[Path]:
-    """Write drawings as JPEG files, and return where they are."""
+def write_fruit(folder: Path, kind: str, numbers: Sequence[int]) -> list[Path]:
+    """Write drawings as JPEG files, but for those that are there, and return where they are."""
     place = folder / kind
     place.mkdir(parents=True, exist_ok=True)
     paths = [place / f"{kind} {number:02}.jpg" for number in numbers]
     for path, number in zip(paths, numbers, strict=True):
-        picture(kind, number).save(path, quality=88)
+        if not path.exists():
+            picture(kind, number).save(path, quality=88)
     return paths

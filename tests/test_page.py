@@ -1,18 +1,25 @@
 """The page of `edbl serve` in a real browser: teaching, asking, correcting, by mouse and by keys."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.keys import Keys
+from typer.testing import CliRunner
 
+from edbl.cli import app
 from tests.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.fruit import write_fruit
+from tests.photos import QUICK, write_digits
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER), reason="there is no chromium with chromedriver; `make browser` installs them"
@@ -20,19 +27,64 @@ pytestmark = pytest.mark.skipif(
 
 KINDS = ("apple", "lemon", "grapes")
 MARKUP = "<img src=x onerror=alert(1)>"
-Photos = Callable[[str, range], list[Path]]
+TOKEN = "a token of thirty-two characters"[2:].replace(" ", "-")
+Photos = Callable[[str, Sequence[int]], list[Path]]
+
+
+class Servers(NamedTuple):
+    """Addresses of servers: of a folder of models, and of one that is to be made, for those who have a token."""
+
+    models: str
+    locked: str
+
+
+@contextmanager
+def serving(place: Path, *options: str) -> Iterator[Callable[[], str]]:
+    """Serve a place, and yield what waits for its address."""
+    command = [sys.executable, "-m", "edbl", "serve", str(place), "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+
+        def address() -> str:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            found = re.search(r"http://\S+(?=/;)", told)
+            assert found, told
+            return found[0]
+
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Photos:
     folder = tmp_path_factory.mktemp("fruit")
-    made = {kind: write_fruit(folder, kind, range(10)) for kind in (*KINDS, "pear")}
-    return lambda kind, numbers: [made[kind][number] for number in numbers]
+    return lambda kind, numbers: write_fruit(folder, kind, numbers)
 
 
 @pytest.fixture(scope="module")
-def url() -> str:
-    return "http://127.0.0.1:8765"
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    folder = tmp_path_factory.mktemp("served")
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    digits = write_digits(folder / "digits", {0: 8, 1: 8})
+    short = [*QUICK, "--set", "schedule.epochs=1", "--set", "options.balance.epochs=1"]
+    learnt = CliRunner().invoke(app, [str(one) for one in ("learn", folder / "models" / "trained", digits, *short)])
+    assert learnt.exit_code == 0, learnt.output
+    with ExitStack() as stack:
+        models = stack.enter_context(serving(folder / "models"))
+        locked = stack.enter_context(serving(folder / "fruit", "--token-file", str(token)))
+        yield Servers(models(), locked())
+
+
+@pytest.fixture(scope="module")
+def url(servers: Servers) -> str:
+    return servers.models
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +305,6 @@ def test_everything_is_done_by_keys_alone(page: Page, url: str, photos: Photos) 
 
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)], ids=["phone", "desk"])
 def test_it_is_accessible(fruit: Page, url: str, photos: Photos, width: int, dark: bool) -> None:
-    model = fruit.driver.current_url.partition("=")[2]
     fruit.look(width, dark)
     fruit.give([*photos("pear", range(1)), *photos("lemon", range(6, 8))])
     found = {"answers": fruit.violations()}
@@ -276,7 +327,6 @@ def test_it_is_accessible(fruit: Page, url: str, photos: Photos, width: int, dar
     fruit.give(photos("apple", range(2)))
     found["naming"] = fruit.violations()
     assert {part: wrong for part, wrong in found.items() if wrong} == {}
-    assert model
 
 
 def test_a_camera_takes_photos_one_by_one(page: Page, url: str) -> None:
@@ -286,7 +336,9 @@ def test_a_camera_takes_photos_one_by_one(page: Page, url: str) -> None:
     for taken in (1, 2):
         page.until(lambda: page.driver.execute_script("return document.querySelector('video')?.videoWidth > 0"))
         page.click("Take a photo")
-        page.until(lambda many=taken: len(page.all(".card:not(.waiting) img")) == many)
+        page.says(f"{taken} photo", ".batch h3")
+        page.until(lambda: not page.all(".card.waiting"))
+    assert len(page.all(".card img")) == 2
     assert page.focused().text == "Take a photo"
     page.click("Close the camera")
     assert page.focused().text == "Use the camera"
@@ -300,3 +352,114 @@ def test_a_new_model_is_made_and_another_one_chosen(fruit: Page) -> None:
     fruit.says("Show a few photos of one thing.")
     fruit.all("#model")[0].send_keys("a_new")
     fruit.says("3 classes · 15 photos")
+
+
+def test_who_has_no_token_is_asked_for_it_and_the_first_class_asks_what_to_keep(
+    page: Page, servers: Servers, photos: Photos
+) -> None:
+    locked = Page(page.driver, servers.locked)
+    locked.open()
+    locked.says("This server asks for a token", "dialog")
+    locked.press("not it", Keys.ENTER)
+    locked.says("That token is not right", "dialog")
+    locked.press(TOKEN, Keys.ENTER)
+    locked.says("Show a few photos of one thing.")
+    locked.give(photos("apple", range(3)))
+    shown = "return [...document.querySelectorAll('.card img')].filter((one) => one.naturalWidth).length"
+    locked.until(lambda: locked.driver.execute_script(shown) == 3)
+    locked.click("Keep small copies of photos in the model, so that mistakes can be shown")
+    locked.press(Keys.SHIFT, Keys.TAB, Keys.NULL)
+    locked.all(".batch [data-key='name']")[0].send_keys("apple", Keys.ENTER)
+    locked.says("3 photos learnt as apple")
+    locked.driver.refresh()
+    locked.says("1 class · 3 photos")
+    locked.click("Model")
+    locked.says("what the network makes of each photo, no photos")
+    locked.driver.execute_script("sessionStorage.clear()")
+    locked.open(f"#token={TOKEN}")
+    locked.says("1 class · 3 photos")
+    assert "token" not in locked.driver.current_url
+
+
+def test_photos_are_added_to_a_class_that_is_named_first(fruit: Page, photos: Photos) -> None:
+    fruit.all(".adding input")[0].send_keys("pear", Keys.ENTER)
+    fruit.says("Show photos of pear.", "#guide")
+    fruit.give(photos("pear", range(3)))
+    fruit.says("3 photos learnt as pear")
+    fruit.says("4 classes · 18 photos")
+    fruit.click("Stop teaching this class")
+    fruit.says("Show photos, and see what it says.", "#guide")
+    fruit.give(photos("pear", range(4, 5)))
+    fruit.until(lambda: "pear" in fruit.texts(".bars .which"))
+
+
+def drop(page: Page, paths: Sequence[Path], selector: str) -> None:
+    """Drop files and folders onto an element."""
+    box = page.all(selector)[0].rect
+    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    for kind in ("dragEnter", "dragOver", "drop"):
+        page.driver.execute_cdp_cmd("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
+
+
+def test_folders_that_are_dropped_name_their_photos(page: Page, url: str, photos: Photos, tmp_path: Path) -> None:
+    call(url, "", {"name": "folders", "keep": "photos"})
+    page.open("?model=folders")
+    page.says("Show a few photos of one thing.")
+    for kind in KINDS[:2]:
+        write_fruit(tmp_path, kind, range(3))
+    drop(page, [tmp_path / kind for kind in KINDS[:2]], "#stage")
+    page.click("Teach all of them")
+    page.says("2 classes · 6 photos")
+    drop(page, photos("lemon", range(5, 6)), ".classes li:last-child")
+    page.says("2 classes · 7 photos")
+    page.says("4 photos", ".classes li:last-child")
+
+
+def test_a_trained_model_learns_what_was_put_aside_and_tells_how_far_it_is(
+    page: Page, url: str, tmp_path: Path
+) -> None:
+    page.open("?model=trained")
+    page.says("2 classes · 14 photos")
+    page.give(sorted(write_digits(tmp_path, {2: 6}).rglob("*.png")))
+    if not page.all(".together[open]"):
+        page.click("All the same? Name them together")
+    page.all(".batch:first-child [data-key='name']")[0].send_keys("two", Keys.ENTER)
+    page.says("6 photos to learn.")
+    page.driver.execute_script(
+        "window.seen = []; new MutationObserver(() => seen.push(document.getElementById('waiting').innerText))"
+        ".observe(document.getElementById('waiting'), { childList: true, subtree: true })"
+    )
+    page.click("Learn them now")
+    page.says("3 classes")
+    page.says("Learnt. The answers are those of the new model now.")
+    assert any("epoch" in one for one in page.driver.execute_script("return seen"))
+    page.until(lambda: not page.texts("#waiting > *"))
+
+
+def test_the_export_is_downloaded_and_its_page_only_answers(fruit: Page, photos: Photos, tmp_path: Path) -> None:
+    settings = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    fruit.driver.execute_cdp_cmd("Browser.setDownloadBehavior", settings)
+    fruit.click("Model")
+    fruit.click("Export")
+    (file,) = fruit.until(lambda: list(tmp_path.glob("*.onnx")))
+    with serving(file) as address:
+        answering = Page(fruit.driver, address())
+        answering.open()
+        answering.says("Show photos, and see what they are.")
+        answering.give([*photos("apple", range(7, 8)), *photos("pear", range(1))])
+        assert answering.texts(".card .answer")[0] == "apple"
+        assert answering.all("button.bar, #classes form, details") == []
+        assert "Review" not in answering.texts("nav a")
+        answering.click("Model")
+        answering.says("efficientnet-lite0")
+        assert answering.violations() == []
+
+
+def test_a_server_that_is_gone_is_said_to_be(fruit: Page, photos: Photos) -> None:
+    gone = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    fruit.driver.execute_cdp_cmd("Network.enable", {})
+    fruit.driver.execute_cdp_cmd("Network.emulateNetworkConditions", gone)
+    fruit.give(photos("apple", range(1)))
+    fruit.says("The server does not answer. Is it still running?", ".card")
+    fruit.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**gone, "offline": False})

@@ -112,7 +112,7 @@ function naming(batch) {
   const label = tells() ? "What all of them show" : left.length === 1 ? "What does it show?" : "What do they show?";
   const form = namer({ label, action: `Teach ${plural(left.length, "photo")}`, onname, value: batch.typed });
   if (!tells()) return [form, keepQuestion()];
-  batch.together ??= Boolean(batch.folder) || 2 * left.filter((photo) => photo.answer.unknown).length >= left.length;
+  batch.together ??= Boolean(batch.folder) || 2 * left.filter((photo) => photo.answer.unknown).length > left.length;
   const toggle = (event) => (batch.together = event.target.open);
   const summary = make("summary", { key: "together" }, "All the same? Name them together");
   return [make("details", { open: batch.together, ontoggle: toggle, class: "together" }, summary, form)];

@@ -4,6 +4,8 @@ import { button, byId, doing, make, notice, plural, say, swap } from "./dom.js";
 import { events, send } from "./server.js";
 import { change, mayTeach, onChange, path, refresh, state } from "./state.js";
 
+const PAUSE = 500; // milliseconds
+
 let followed = null;
 let progress = null;
 
@@ -23,9 +25,13 @@ async function follow() {
       draw();
     }
   } finally {
-    followed = null;
     progress = null;
-    if (name === state.name) await refresh();
+    while (name === state.name) {
+      await refresh();
+      if (!state.info.updating) break;
+      await new Promise((resolve) => setTimeout(resolve, PAUSE)); // its last word comes a moment before its end
+    }
+    followed = null;
   }
 }
 
@@ -45,7 +51,7 @@ function words({ phase, epoch, of }) {
 function draw() {
   const place = byId("waiting");
   const { info } = state;
-  if (!info || !mayTeach() || !(info.staged || progress || info.updating)) {
+  if (!info || !mayTeach() || !(info.staged || progress)) {
     place.replaceChildren();
     return;
   }
