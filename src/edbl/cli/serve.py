@@ -32,9 +32,10 @@ def serve(
     device: Device = "auto",
 ) -> None:
     """Serve a model over HTTP: a page to teach and ask it, and an API."""
+    from edbl.serve.run import Wanted
     from edbl.serve.run import serve as run
 
-    run(
+    wanted = Wanted(
         model,
         host,
         port,
@@ -44,5 +45,5 @@ def serve(
         method=method,
         backbone=backbone,
         device=device,
-        say=terminal.say,
     )
+    run(wanted, terminal.say)

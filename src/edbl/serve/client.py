@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
 from edbl.errors import EdblError
@@ -63,9 +64,19 @@ class Connected:
         if model is None and len(there) == 1:
             model = there[0]
         if model not in there:
+            self.close()
             what = f"has no model '{model}'" if model else "has several models; name one"
             raise EdblError(f"{url} {what}: {', '.join(there[:10]) or 'it has none'}")
         self.name = model
+
+    def __enter__(self) -> Self:
+        """Return it, to be closed in the end."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         """Return how to connect to it."""

@@ -26,7 +26,7 @@ def refusal(error: EdblError | OSError, places: Mapping[str, str]) -> Refused:
         reason = reason.__cause__
     if isinstance(reason, OSError) and reason.errno in FULL:
         return Refused(507, "the disk of the server is full; nothing was changed")
-    if isinstance(reason, OSError):
+    if isinstance(error, OSError):
         return Refused(503, "the server cannot read or write the files of the model; its log says more")
     return Refused(409, without_places(str(error), places))
 

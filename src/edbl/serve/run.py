@@ -5,6 +5,7 @@ import secrets
 import socket
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -12,97 +13,98 @@ from edbl.errors import EdblError
 from edbl.serve.guard import loopback
 from edbl.serve.limits import Limits
 from edbl.serve.model import Served
+from edbl.serve.shelf import Shelf
 
 TOKEN_BYTES, LEAST_TOKEN, MOST_TOKEN = 24, 16, 4096
 LOCAL = ("localhost", "127.0.0.1", "::1")
 EVERYWHERE = ("0.0.0.0", "::", "")
 
-Say = Callable[[str], None]
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is served, where, and to whom."""
 
-def serve(
-    place: Path,
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    *,
-    token_file: Path | None = None,
-    hosts: Sequence[str] = (),
-    keep: str | None = None,
-    method: str | None = None,
-    backbone: str | None = None,
-    device: str = "auto",
-    limits: Limits | None = None,
-    say: Say = print,
-) -> None:
-    """Serve a model, a folder of models or an exported file until the process is told to end."""
-    try:
-        import uvicorn
+    place: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    token_file: Path | None = None
+    hosts: Sequence[str] = ()  # further names of the server
+    keep: str | None = None  # of a new model, as the next two
+    method: str | None = None
+    backbone: str | None = None
+    device: str = "auto"
+    limits: Limits = field(default_factory=Limits)
 
-        from edbl.serve.server import application
-    except ImportError as error:
-        raise EdblError(f"serving needs {error.name}: run `pip install 'edbl[serve]'`") from error
-    limits = limits or Limits()
-    token = _token(token_file, host)
-    from edbl.serve.shelf import Shelf
-
-    shelf = Shelf(place, _maker(limits, keep, method, backbone, device))
-    names = [*LOCAL, *hosts, *([] if host in EVERYWHERE else [host]), *(_own_names() if host in EVERYWHERE else [])]
-    guard, desk = application(shelf, names, token, limits)
-    with _bound(host, port) as bound:
-        config = uvicorn.Config(
-            guard,
-            http=_protocol(limits),
-            ws="none",
-            lifespan="on",
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=True,
-            proxy_headers=False,
-            backlog=1024,
-            timeout_keep_alive=int(limits.idle_seconds),
-            timeout_graceful_shutdown=int(limits.end_seconds),
-        )
-
-        class Server(uvicorn.Server):
-            """A server that ends with exit code 0 where it is told to."""
-
-            def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                """End once what is under way is done; told twice, at once."""
-                self.force_exit = self.should_exit
-                self.should_exit = True
-                desk.ending.set()
-
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{'localhost' if host in EVERYWHERE else shown}:{bound.getsockname()[1]}/"
-        say(
-            f"{place} is served at {address}{f'#token={token}' if token and token_file is None else ''}; Ctrl-C ends it"
-        )
-        Server(config).run(sockets=[bound])
-    say("the server has ended")
-
-
-def _maker(
-    limits: Limits, keep: str | None, method: str | None, backbone: str | None, device: str
-) -> Callable[[str, Path], Served]:
-    def make(name: str, place: Path) -> Served:
+    def model(self, name: str, place: Path) -> Served:
+        """Return a model; a file is served without PyTorch."""
         if place.is_file():
             if place.suffix != ".onnx":
                 raise EdblError(f"'{place}' is no exported model: its name does not end in .onnx")
             from edbl.serve.exported import Exported
 
-            return Exported(name, place, limits)
+            return Exported(name, place, self.limits)
         from edbl.serve.taught import New, Taught
 
-        return Taught(name, place, limits, New(keep, method, backbone), device)
-
-    return make
+        return Taught(name, place, self.limits, New(self.keep, self.method, self.backbone), self.device)
 
 
-def _protocol(limits: Limits) -> type:
-    from edbl.serve.protocol import protocol
+class Server:
+    """A server that is ready to run, on a socket that is bound."""
 
-    return protocol(limits)
+    def __init__(self, wanted: Wanted) -> None:
+        try:
+            import uvicorn
+
+            from edbl.serve.protocol import protocol
+            from edbl.serve.server import application
+        except ImportError as error:
+            raise EdblError(f"serving needs {error.name}: run `pip install 'edbl[serve]'`") from error
+        self.token = _token(wanted.token_file, wanted.host)
+        self._socket = _bound(wanted.host, wanted.port)
+        try:
+            shelf = Shelf(wanted.place, wanted.model)
+        except BaseException:
+            self._socket.close()
+            raise
+        everywhere = wanted.host in EVERYWHERE
+        names = [*LOCAL, *wanted.hosts, *(_own_names() if everywhere else [wanted.host])]
+        guard, self._desk = application(shelf, names, self.token, wanted.limits)
+        shown = f"[{wanted.host}]" if ":" in wanted.host else wanted.host
+        self.address = f"http://{'localhost' if everywhere else shown}:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            guard,
+            http=protocol(wanted.limits),
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(wanted.limits.idle_seconds),
+            timeout_graceful_shutdown=int(wanted.limits.end_seconds),
+        )
+        self._server = uvicorn.Server(config)
+        self._server.handle_exit = self.end  # type: ignore[method-assign]
+
+    def run(self) -> None:
+        """Serve until it is told to end; what is under way is finished."""
+        with self._socket:
+            self._server.run(sockets=[self._socket])
+
+    def end(self, sig: int = 0, frame: FrameType | None = None) -> None:
+        """Take no further requests, and end once those under way are done; told twice, at once."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+        self._desk.ending.set()
+
+
+def serve(wanted: Wanted, say: Callable[[str], None] = print) -> None:
+    """Serve a model, a folder of models or an exported file until the process is told to end."""
+    server = Server(wanted)
+    secret = f"#token={server.token}" if server.token and wanted.token_file is None else ""
+    say(f"{wanted.place} is served at {server.address}/{secret}; Ctrl-C ends it")
+    server.run()
+    say("the server has ended")
 
 
 def _token(file: Path | None, host: str) -> str | None:

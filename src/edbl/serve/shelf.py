@@ -54,7 +54,8 @@ class Shelf:
             raise Refused(409, "this server has one model; start it with a folder of models to have several")
         if not NAME.fullmatch(name) or name.endswith((" ", ".")):
             raise Refused(422, "the name of a model has letters, digits, spaces, dots and dashes; at most 64 of them")
-        if name in self.names() or any(name.casefold() == path.name.casefold() for path in self.place.iterdir()):
+        there = [*self.names(), *(path.name for path in self.place.iterdir())]
+        if name.casefold() in (one.casefold() for one in there):  # which are one folder on some systems
             raise Refused(409, f"there is a model '{name}' already")
         if len(self.names()) >= MOST:
             raise Refused(409, f"there are {MOST} models already")
