@@ -1,7 +1,11 @@
 """A page in Debian's Chromium, by what people find on it: words, labels, keys."""
 
 import json
+import os
+import re
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +27,28 @@ OPTIONS = """
     use-fake-ui-for-media-stream
 """
 T = TypeVar("T")
+
+
+@contextmanager
+def serving(place: Path, *options: str) -> Iterator[Callable[[], str]]:
+    """Serve a place, and yield what waits for its address."""
+    command = [sys.executable, "-m", "edbl", "serve", str(place), "--port", "0", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+
+        def address() -> str:
+            assert process.stdout is not None
+            told = process.stdout.readline()
+            found = re.search(r"http://\S+(?=/;)", told)
+            assert found, told
+            return found[0]
+
+        try:
+            yield address
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
 
 
 @contextmanager

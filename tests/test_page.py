@@ -1,13 +1,10 @@
 """The page of `edbl serve` in a real browser: teaching, asking, correcting, by mouse and by keys."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from typer.testing import CliRunner
 
 from edbl.cli import app
-from tests.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.browser import CHROMIUM, DRIVER, Page, chromium, serving
 from tests.fruit import write_fruit
 from tests.photos import QUICK, write_digits
 
@@ -36,28 +33,6 @@ class Servers(NamedTuple):
 
     models: str
     locked: str
-
-
-@contextmanager
-def serving(place: Path, *options: str) -> Iterator[Callable[[], str]]:
-    """Serve a place, and yield what waits for its address."""
-    command = [sys.executable, "-m", "edbl", "serve", str(place), "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    ) as process:
-
-        def address() -> str:
-            assert process.stdout is not None
-            told = process.stdout.readline()
-            found = re.search(r"http://\S+(?=/;)", told)
-            assert found, told
-            return found[0]
-
-        try:
-            yield address
-        finally:
-            process.terminate()
-            process.communicate(timeout=30)
 
 
 @pytest.fixture(scope="module")

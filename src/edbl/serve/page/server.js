@@ -114,19 +114,18 @@ export async function download(path, name) {
 export async function* events(path) {
   const reader = (await answered(path)).body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split(/\r?\n\r?\n/);
-    rest = parts.pop();
-    for (const part of parts) {
-      const lines = part.split(/\r?\n/);
-      const of = (name) =>
-        lines
-          .find((line) => line.startsWith(`${name}:`))
-          ?.slice(name.length + 1)
-          .trim();
-      if (of("data")) yield { event: of("event") ?? "message", ...JSON.parse(of("data")) };
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split(/\r?\n\r?\n/);
+      rest = parts.pop();
+      for (const part of parts) {
+        const told = Object.fromEntries(part.split(/\r?\n/).map((line) => line.split(/:\s*(.*)/s, 2)));
+        if (told.data) yield { event: told.event ?? "message", ...JSON.parse(told.data) };
+      }
     }
+  } finally {
+    reader.cancel().catch(() => {}); // who has heard enough does not keep the server telling
   }
 }

@@ -26,12 +26,16 @@ async function follow() {
     }
   } finally {
     progress = null;
-    while (name === state.name) {
-      await refresh();
-      if (!state.info.updating) break;
-      await new Promise((resolve) => setTimeout(resolve, PAUSE)); // its last word comes a moment before its end
-    }
-    followed = null;
+    await end(name).finally(() => (followed = null));
+  }
+}
+
+// The last word of an update comes a moment before its end.
+async function end(name) {
+  while (name === state.name) {
+    await refresh();
+    if (!state.info.updating) return;
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
   }
 }
 
