@@ -24,7 +24,7 @@ from edbl import records, store
 from edbl.app import begin
 from edbl.app import bundle as disk
 from edbl.app.estimator import EDBLClassifier
-from edbl.data.folder import decode
+from edbl.data.decoding import decode
 from edbl.errors import EdblError
 from edbl.recipe import Recipe
 from tests.campaign.forging import sign

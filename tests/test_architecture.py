@@ -89,6 +89,7 @@ LAYERS = {
         "training",
         "users",
     ],
+    "serve": ["app", "data", "engine", "metrics", "nets", "store", "text"],
     "cli": [],
     "__init__": [],
     "__main__": [],
@@ -107,11 +108,12 @@ LATER = {
         "recipe",
         "records",
         "report",
+        "serve",
         "studies",
         "text",
         "users",
     ],
-    "__init__": ["app", "engine", "recipe", "records", "report", "users"],
+    "__init__": ["app", "engine", "recipe", "records", "report", "serve", "users"],
     "__main__": ["cli"],
 }
 # Files that import another one later, where it is used or for its types, though that one imports them.

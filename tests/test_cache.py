@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from edbl import store
-from edbl.data.folder import digest
+from edbl.data.decoding import digest
 from edbl.errors import EdblError
 from edbl.nets import cache
 from edbl.nets.backbones import Foreign

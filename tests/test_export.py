@@ -19,7 +19,7 @@ from edbl.app import export as exporting
 from edbl.app.export import export
 from edbl.app.model import Model
 from edbl.data.augment import Transform, Views
-from edbl.data.folder import decode
+from edbl.data.decoding import decode
 from edbl.data.images import Images
 from edbl.errors import EdblError
 from edbl.methods import methods

@@ -12,8 +12,9 @@ import torch
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
-from edbl.data import folder as folder_module
-from edbl.data.folder import decode, load_folder
+from edbl.data import decoding
+from edbl.data.decoding import decode
+from edbl.data.folder import load_folder
 from edbl.errors import EdblError
 
 RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
@@ -476,7 +477,7 @@ def test_large_images_below_the_limit_are_read_without_a_warning(
 
 
 def test_a_large_jpeg_counts_as_large_as_it_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_module, "MAX_PIXELS", 100 * 100)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 100 * 100)
     for extension in ("jpg", "png"):
         save(tmp_path / f"x.{extension}", size=(400, 300))
     assert decode(tmp_path / "x.jpg", 8, draft=True).pixels is not None

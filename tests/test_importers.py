@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from edbl.app import importers, photos
-from edbl.data.folder import decode
+from edbl.data.decoding import decode
 from edbl.errors import EdblError
 from tests.conftest import Cli
 from tests.photos import QUICK, write_digits

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from edbl.recipe import Recipe
     from edbl.records import Record
     from edbl.report.long import frame
+    from edbl.serve.client import connect
     from edbl.users import register
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to its makers, unless told before its import
@@ -23,6 +24,7 @@ __all__ = [
     "Recipe",
     "Record",
     "__version__",
+    "connect",
     "frame",
     "open",
     "register",
@@ -35,6 +37,7 @@ _HOMES = {
     "EdblError": "edbl.errors",
     "Recipe": "edbl.recipe",
     "Record": "edbl.records",
+    "connect": "edbl.serve.client",
     "frame": "edbl.report.long",
     "open": "edbl.app.opened",
     "register": "edbl.users",

@@ -25,7 +25,7 @@ from torch import Tensor
 from edbl import store
 from edbl.app.description import EXEMPLARS, KINDS, VALIDATION, VECTORS, Bundle, fault
 from edbl.app.photos import digest
-from edbl.data.folder import Pixels
+from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError, command
 from edbl.text import count
@@ -34,6 +34,7 @@ NAME, FORMAT = "model", 1  # of the entry
 MODEL, WEIGHTS, NEW = "model.json", "model.safetensors", "model.safetensors.new"
 INCREMENT, BEGUN = "increment", "begun.json"
 VERSIONS, WRITING = "versions", ".writing"  # the model as it was; a sign that files may lie there that none names
+STAGED = "staged"  # photos that wait for an update of a model that is served
 PAGE = "report.html"  # about the model as it is
 IMAGES, VIEWS, CHECKPOINTS = "images.npy", "views", "checkpoints"  # of an increment
 ENTRY = r"\.(json|safetensors(\.new)?)"
@@ -63,10 +64,7 @@ def changing(folder: Path) -> Iterator[Bundle]:
         if found is None:
             raise _missing(folder)
         if begun(folder):
-            raise EdblError(
-                f"{folder} has an increment that was begun and not finished\n"
-                f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
-            )
+            raise unfinished(folder)
         yield found
 
 
@@ -92,6 +90,14 @@ def exists(folder: Path) -> bool:
 def begun(folder: Path) -> bool:
     """Tell whether an increment was begun and not finished."""
     return (folder / INCREMENT / BEGUN).is_file()
+
+
+def unfinished(folder: Path) -> EdblError:
+    """Return the error for a model that cannot be changed, as an increment was begun."""
+    return EdblError(
+        f"{folder} has an increment that was begun and not finished\n"
+        f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
+    )
 
 
 def _missing(folder: Path) -> EdblError:

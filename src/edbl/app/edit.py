@@ -17,7 +17,7 @@ from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.learn import judged, measure
 from edbl.app.opening import held_out, leave_out, load, open_model
-from edbl.data.folder import Pixels
+from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError, unknown
@@ -46,32 +46,50 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
 def forget_photos(folder: Path, files: Sequence[Path], device: str = "auto") -> Bundle:
     """Remove photos, given as files, as if the model had never seen them."""
     with disk.changing(folder) as found:
-        settings = found.settings
-        if settings.keep is None:
-            raise EdblError(
-                f"{settings.method} is trained, and what a photo did to its net stays; forget the photo's class, or "
-                "use a closed form"
-            )
+        if found.settings.keep is None:
+            raise _stays(found)
         digests, features = _digests(found, files, device)
-        owners = {digest: known for known in found.classes for digest in had(known)}
-        if strange := [shown(file) for file, digest in digests.items() if digest not in owners]:
-            raise EdblError(f"{folder} has not learnt from {first(strange)}")
-        gone: dict[str, list[str]] = {}
-        for digest in dict.fromkeys(digests.values()):
-            gone.setdefault(owners[digest].name, []).append(digest)
-        if bare := [name for name, some in gone.items() if len(some) == known_class(found, name).images]:
-            raise EdblError(f"class '{bare[0]}' would have no photo left; forget the class instead")
-        exact = Exact.of(folder, load(folder, found))
-        for name, some in gone.items():
-            try:
-                exact.drop(name, some)
-            except Unseen:
-                exact.drop(name, some, features(some))
-            known = known_class(found, name)
-            known.add([], some)
-            known.exemplars = [file for file in known.exemplars if file.removesuffix(".png") not in some]
-        commit(folder, found, exact, "forget", [], len(set(digests.values())))
+        _forget_known(folder, found, {shown(file): digest for file, digest in digests.items()}, features)
         return found
+
+
+def forget_known(folder: Path, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]) -> Bundle:
+    """Remove photos, given by digest, each by what it is called; ``features`` computes those of some where wanted."""
+    with disk.changing(folder) as found:
+        if found.settings.keep is None:
+            raise _stays(found)
+        _forget_known(folder, found, digests, features)
+        return found
+
+
+def _stays(found: Bundle) -> EdblError:
+    return EdblError(
+        f"{found.settings.method} is trained, and what a photo did to its net stays; forget the photo's class, or "
+        "use a closed form"
+    )
+
+
+def _forget_known(
+    folder: Path, found: Bundle, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]
+) -> None:
+    owners = {digest: known for known in found.classes for digest in had(known)}
+    if strange := [file for file, digest in digests.items() if digest not in owners]:
+        raise EdblError(f"{folder} has not learnt from {first(strange)}")
+    gone: dict[str, list[str]] = {}
+    for digest in dict.fromkeys(digests.values()):
+        gone.setdefault(owners[digest].name, []).append(digest)
+    if bare := [name for name, some in gone.items() if len(some) == known_class(found, name).images]:
+        raise EdblError(f"class '{bare[0]}' would have no photo left; forget the class instead")
+    exact = Exact.of(folder, load(folder, found))
+    for name, some in gone.items():
+        try:
+            exact.drop(name, some)
+        except Unseen:
+            exact.drop(name, some, features(some))
+        known = known_class(found, name)
+        known.add([], some)
+        known.exemplars = [file for file in known.exemplars if file.removesuffix(".png") not in some]
+    commit(folder, found, exact, "forget", [], len(set(digests.values())))
 
 
 def _digests(

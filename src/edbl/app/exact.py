@@ -151,6 +151,13 @@ class Exact:
             rows[~there] = features[~there].half()
         self.kept = self.kept.drop(rows, labels)
 
+    def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
+        """Return the features of those photos of which they are kept."""
+        if isinstance(self.kept, Pooled) or not digests:
+            return {}
+        rows = dict(zip(digests_of(self.kept.ids), self.kept.features, strict=True))
+        return {digest: rows[digest] for digest in digests if digest in rows}
+
     def forget(self, name: str) -> None:
         """Take out a class."""
         self.kept = self.kept.forget(self.names.index(name))

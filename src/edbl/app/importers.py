@@ -18,7 +18,7 @@ from xml.parsers import expat
 from edbl import store
 from edbl.app import photos
 from edbl.app.photos import Photo
-from edbl.data.folder import EXTENSIONS
+from edbl.data.decoding import EXTENSIONS
 from edbl.errors import EdblError
 from edbl.text import class_name, count, first, shown
 

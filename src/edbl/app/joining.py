@@ -10,7 +10,7 @@ from edbl.app.description import EXEMPLARS, Bundle
 from edbl.app.edit import commit
 from edbl.app.exact import UNIT, Exact
 from edbl.app.opening import load
-from edbl.data.folder import Pixels
+from edbl.data.decoding import Pixels
 from edbl.errors import EdblError
 from edbl.text import shown
 
@@ -40,15 +40,34 @@ def join(out: Path, models: Sequence[Path]) -> Bundle:
             try:
                 exact.join(other)
             except ValueError as error:
-                raise EdblError(
-                    f"{model} has photos in common with the others, of a class of so many that sums are kept of it"
-                ) from error
+                raise _in_common(model) from error
     assert exact is not None
     made.seen_images, made.increments = made.images, len(models)
     out.mkdir(parents=True, exist_ok=True)
     with store.lock(out):
         commit(out, made, exact, "join", made.names, made.seen_images, images)
     return made
+
+
+def take_in(folder: Path, other: Path) -> Bundle:
+    """Make the next version of a model, with all that another one has learnt besides."""
+    theirs = disk.settle(other)
+    with disk.changing(folder) as found:
+        _check([folder, other], [found, theirs])
+        contents, more = load(folder, found), load(other, theirs, also=[EXEMPLARS])
+        exact = Exact.of(folder, contents)
+        _note(found, theirs, {digest: known.name for known in found.classes for digest in known.digests})
+        try:
+            exact.join(Exact.of(other, more))
+        except ValueError as error:
+            raise _in_common(other) from error
+        found.seen_images, found.increments = sum(known.images for known in found.classes), found.increments + 1
+        commit(folder, found, exact, "join", theirs.names, sum(known.images for known in theirs.classes), more.images)
+        return found
+
+
+def _in_common(model: Path) -> EdblError:
+    return EdblError(f"{model} has photos in common with the others, of a class of so many that sums are kept of it")
 
 
 def _check(models: Sequence[Path], bundles: Sequence[Bundle]) -> None:

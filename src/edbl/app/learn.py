@@ -24,7 +24,7 @@ from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.photos import Photo
 from edbl.app.predict import SURE
 from edbl.app.settings import Request
-from edbl.data.folder import Pixels
+from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
@@ -104,7 +104,7 @@ def _others(folder: Path, there: bool) -> list[Path]:
     """Return what is not of a model: in its begun increment, which will be removed and, if none is there, beside it."""
     found = disk.strangers(folder)
     if folder.is_dir() and not there:
-        found += [path for path in folder.iterdir() if path.name not in (LOCK, INCREMENT)]
+        found += [path for path in folder.iterdir() if path.name not in (LOCK, INCREMENT, disk.STAGED)]
     return found
 
 

@@ -15,7 +15,7 @@ from edbl.app.learn import increment
 from edbl.app.photos import Photo
 from edbl.app.predict import UNKNOWN, Prediction, Predictor
 from edbl.app.settings import Request
-from edbl.data.folder import Decoded, squared
+from edbl.data.decoding import Decoded, squared
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.text import class_name

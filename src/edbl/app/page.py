@@ -14,7 +14,7 @@ from edbl.app.exact import Exact
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.opening import held_out, load, open_model
-from edbl.data.folder import Pixels
+from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
 from edbl.metrics import calibration_error
 from edbl.report.model import Model, Odd, Photo, Row, html

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edbl.data.folder import EXTENSIONS, Decoded, Walk, decode, short_side, squared
-from edbl.data.folder import digest as digest  # by which models name photos
+from edbl.data.decoding import EXTENSIONS, Decoded, decode, short_side, squared
+from edbl.data.decoding import digest as digest  # by which models name photos
+from edbl.data.folder import Walk
 from edbl.data.threads import in_threads
 from edbl.errors import EdblError
 from edbl.text import class_name, shown
@@ -113,14 +114,18 @@ def usual_size(photos: Sequence[Photo]) -> int:
     """Return the image size for learning from scratch: 32 where most photos are small, else 64."""
     step = max(1, len(photos) // PEEKED)
     some = photos[::step]
-    sides = in_threads(lambda p: min(p.image.size) if p.image else short_side(p.path), some, "looking at images")
+    sides = in_threads(_short_side, some, "looking at images")
     known = [side for side in sides if side]
     return LARGE if known and statistics.median(known) > SMALL_UP_TO else SMALL
 
 
 def largest_side(photos: Sequence[Photo]) -> int:
     """Return the largest of the shorter sides of photos."""
-    return max(in_threads(lambda photo: short_side(photo.path), photos, "looking at images"), default=0)
+    return max(in_threads(_short_side, photos, "looking at images"), default=0)
+
+
+def _short_side(photo: Photo) -> int:
+    return min(photo.image.size) if photo.image else short_side(photo.path)
 
 
 def read(path: Path, size: int) -> Decoded:

@@ -15,7 +15,7 @@ from edbl.app.exact import answers
 from edbl.app.inputs import inputs_of
 from edbl.app.model import Model
 from edbl.app.opening import load, open_model
-from edbl.data.folder import Decoded
+from edbl.data.decoding import Decoded
 from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError
@@ -78,6 +78,7 @@ class Predictor:
             judged = contents.tensors.get(SURE, torch.zeros(0)) if own else torch.zeros(0)
         if judged.ndim != 1 or not judged.is_floating_point():
             raise damaged(folder, "model.safetensors", f"{SURE} is no list of numbers")
+        self.judged, self.version = judged, bundle.version
         self.least = threshold(judged, unknown)
 
     def __call__(

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from edbl.cli import data, lists, models, runs, stopping, studies, terminal
+from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -100,6 +100,7 @@ app.command()(models.history)
 app.command()(models.undo)
 app.command()(models.prune)
 app.command()(models.export)
+app.command()(serve.serve)
 app.command()(runs.bench)
 app.command()(studies.reproduce)
 app.command()(studies.study)

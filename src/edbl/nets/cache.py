@@ -19,8 +19,8 @@ import torch
 from torch import Generator, Tensor
 
 from edbl import store
+from edbl.data.decoding import digest
 from edbl.data.download import at_home, data_dir
-from edbl.data.folder import digest
 from edbl.errors import EdblError
 from edbl.nets import engines
 from edbl.nets.engines import TORCH

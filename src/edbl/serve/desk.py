@@ -1,0 +1,150 @@
+"""What stands between requests and models: who decodes, who computes, who writes, and when."""
+
+import asyncio
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse
+
+from edbl.data.decoding import Decoded
+from edbl.errors import EdblError
+from edbl.serve.batching import Batches
+from edbl.serve.held import Shown
+from edbl.serve.limits import Limits
+from edbl.serve.metrics import Metrics
+from edbl.serve.model import Learning, Served
+from edbl.serve.refusals import Refused, refusal
+from edbl.serve.shelf import Shelf
+from edbl.serve.uploads import File
+
+BATCH = 64  # photos, most
+
+T = TypeVar("T")
+
+
+class Desk:
+    """Threads for each kind of work: photos are decoded beside the network, and one change is made at a time."""
+
+    def __init__(self, shelf: Shelf, limits: Limits, metrics: Metrics) -> None:
+        self.shelf, self.limits, self.metrics = shelf, limits, metrics
+        self._decoders = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="decode")
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="read")
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._batches: dict[str, Batches[Shown, Shown]] = {}
+        self.ending = asyncio.Event()
+        self._later: asyncio.Task[None] | None = None
+        self.streams = 0
+
+    async def model(self, name: str) -> Served:
+        """Return a model, loading it if it was not wanted before."""
+        if any(one.name == name for one in self.shelf.loaded()):
+            return self.shelf.get(name)
+        return await self._in(self._writer, None, lambda: self.shelf.get(name))
+
+    async def decode(self, model: Served, files: Sequence[File]) -> list[Shown | Decoded]:
+        """Decode photos, in as many threads as there are cores."""
+        loop = asyncio.get_running_loop()
+        work = [loop.run_in_executor(self._decoders, model.read, one.data, one.name) for one in files]
+        return list(await asyncio.gather(*work))
+
+    async def ask(self, model: Served, shown: Sequence[Shown]) -> list[Shown]:
+        """Ask a model about photos, together with those of other requests."""
+        if model.name not in self._batches:
+            self._batches[model.name] = Batches(model.ask, BATCH, lambda n: self._counted(n))
+        try:
+            return await self._batches[model.name](shown)
+        except (EdblError, OSError) as error:
+            raise refusal(error, model.places) from error
+
+    def _counted(self, number: int) -> None:
+        self.metrics.add("batches")
+        self.metrics.add("predictions", number)
+
+    async def read(self, model: Served, work: Callable[[], T]) -> T:
+        """Do work that changes nothing."""
+        return await self._in(self._readers, model, work)
+
+    async def change(self, model: Served, work: Callable[[], T]) -> T:
+        """Make a change; whoever asked may leave meanwhile, and it is made all the same."""
+        done = asyncio.ensure_future(self._in(self._writer, model, work))
+        try:
+            result = await asyncio.shield(done)
+        finally:
+            if done.done():
+                self.metrics.add("changes")
+        if self._later is None or self._later.done():
+            self._later = asyncio.get_running_loop().create_task(self._tidy(model))
+        return result
+
+    async def work(self, model: Served, work: Callable[[], T]) -> T:
+        """Do work that changes nothing and takes long: it has its turn among changes, as it needs what they need."""
+        return await self._in(self._writer, model, work)
+
+    async def make(self, work: Callable[[], T]) -> T:
+        """Make a model."""
+        return await self._in(self._writer, None, work)
+
+    async def exported(self, model: Learning) -> FileResponse:
+        """Return a model as a file, which is removed once it is sent."""
+        place = Path(tempfile.mkdtemp(prefix="edbl-"))
+        try:
+            await self.work(model, lambda: model.export(place / "model.onnx"))
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        return FileResponse(
+            place / "model.onnx",
+            media_type="application/octet-stream",
+            filename=f"{model.name}.onnx",
+            background=BackgroundTask(shutil.rmtree, place, ignore_errors=True),
+        )
+
+    async def _tidy(self, model: Served) -> None:
+        """Let a model do what can wait, once nothing was changed for a while."""
+        idle = getattr(model, "idle", None)
+        if idle is not None:
+            await asyncio.sleep(2)
+            await self._in(self._writer, model, idle)
+
+    async def _in(self, pool: ThreadPoolExecutor, model: Served | None, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except (EdblError, OSError) as error:
+            raise refusal(error, model.places if model else {str(self.shelf.place): "the server"}) from error
+
+    async def events(self, model: Learning) -> AsyncIterator[str]:
+        """Yield news of an update as server-sent events, and a comment now and then, so that who left is noticed."""
+        if self.streams >= self.limits.streams:
+            raise Refused(503, "too many listen already", {"Retry-After": "5"})
+        self.streams += 1
+        pool = ThreadPoolExecutor(1)
+        try:
+            news = model.events(1.0)
+            while not self.ending.is_set():
+                one: tuple[str, Any] | None = await asyncio.get_running_loop().run_in_executor(pool, next, news, None)
+                if one is None:
+                    return
+                yield event(*one)
+        finally:
+            self.streams -= 1
+            pool.shutdown(wait=False)
+
+    def close(self) -> None:
+        """Finish all that is under way."""
+        for pool in (self._decoders, self._readers, self._writer):
+            pool.shutdown(wait=True)
+        for batches in self._batches.values():
+            batches.close()
+        self.shelf.close()
+
+
+def event(name: str, values: Any) -> str:
+    """Return a server-sent event; a comment where there is no news."""
+    return f"event: {name}\ndata: {json.dumps(values)}\n\n" if name else ": \n\n"
