@@ -285,9 +285,12 @@ def _write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part."""
-    with replacing(path) as temporary, open(temporary, "xb") as file:
+def write_atomic(path: Path, data: bytes, flush: bool = True) -> None:
+    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part.
+
+    What need not outlive a crash of the machine is written without ``flush``, which waits for the disk.
+    """
+    with replacing(path, flush) as temporary, open(temporary, "xb") as file:
         file.write(data)
 
 
@@ -306,14 +309,15 @@ def _hidden(path: Path) -> str:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
+def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; the file written there takes its place, once it is on the disk."""
     # A name of its own, so that two writers of one path cannot mix their bytes.
     temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
-        with open(temporary, "r+b") as file:
-            os.fsync(file.fileno())
+        if flush:
+            with open(temporary, "r+b") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
