@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from edbl.cli import data, lists, models, runs, stopping, studies, terminal
+from edbl.cli import data, lists, models, runs, stopping, studies, terminal, watching
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -85,6 +85,7 @@ def edbl(
 
 app.command()(runs.run)
 app.command()(runs.resume)
+app.command()(watching.watch)
 app.command()(runs.check)
 app.command()(runs.report)
 app.command()(runs.compare)

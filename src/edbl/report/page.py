@@ -1,6 +1,5 @@
 """One page that shows and compares runs: a single HTML file that needs nothing else, made from records alone."""
 
-import math
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -13,7 +12,6 @@ from edbl.report import plots
 from edbl.report.filling import filled
 from edbl.report.runs import Run, by_stream, data_name, stream_name
 from edbl.report.tables import (
-    DASH,
     DIGITS,
     METRICS,
     TASK_AWARE,
@@ -25,7 +23,7 @@ from edbl.report.tables import (
     images_of,
     readout_name,
 )
-from edbl.text import count
+from edbl.text import DASH, count, duration
 
 READOUTS = {
     "cnn": "CNN: the scores of the network.",
@@ -227,17 +225,6 @@ def _environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
         place = {"commit": record.commit or DASH, "device": record.device or DASH, "versions": versions or DASH}
         found.setdefault(repr(place), {**place, "runs": []})["runs"].append(run.name)
     return list(found.values())
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people: 12.3 s, 4 min 05 s, 3 h 20 min."""
-    if not math.isfinite(seconds):
-        return DASH
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
 
 
 class _Drawer:
