@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from edbl.cli import data, lists, models, runs, stopping, studies, terminal, watching
+from edbl.cli import data, lists, models, runs, stopping, studies, terminal, tuning, watching
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -105,5 +105,6 @@ app.command()(runs.bench)
 app.command()(studies.reproduce)
 app.command()(studies.study)
 app.command()(studies.results)
+app.command()(tuning.tune)
 app.command("list")(lists.list_)
 app.add_typer(data.app, name="data")

@@ -84,10 +84,7 @@ def _recipes(
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
     made = []
     for named in [{"method": name} for name in methods] or [{}]:
-        given = {**flags, **named}
-        if twice := [key for key in settings if key in given]:
-            raise EdblError(f"{twice[0]} is given twice, once by --set")
-        layer = {**given, **settings}
+        layer = layered({**flags, **named}, settings)
         try:
             made.append(Recipe.of(layer) if file is None else Recipe.read(find_recipe(file), layer))
         except EdblError as error:
@@ -95,6 +92,13 @@ def _recipes(
                 raise
             raise EdblError(f"{named['method']}: {error}") from error
     return made
+
+
+def layered(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what options and ``--set`` give, each key once."""
+    if twice := [key for key in settings if key in given]:
+        raise EdblError(f"{twice[0]} is given twice, once by --set")
+    return {**given, **settings}
 
 
 def _run(

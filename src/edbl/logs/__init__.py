@@ -1,6 +1,8 @@
 """Logs of runs for TensorBoard, Weights & Biases and MLflow, each a callback; their packages are extras."""
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 
 from edbl.engine.callbacks import Callback
@@ -22,3 +24,11 @@ def _class(name: str) -> Callable[[], Callback]:
         raise unknown("log", name, LOGS)
     made: Callable[[], Callback] = getattr(import_module(f"edbl.logs.{name}"), LOGS[name])
     return made
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the warnings of others' packages, which are not about runs, from users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,14 +1,13 @@
 """What logs of runs have in common: which numbers they have, under which names, and which they have already."""
 
 import hashlib
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from edbl.engine.callbacks import Callback, End, Epoch, Facts, TaskEnd
 from edbl.errors import EdblError
+from edbl.logs import quiet
 
 
 class Log(Callback):
@@ -75,11 +74,3 @@ def identity(run: Facts) -> str:
 def title(run: Facts) -> str:
     """Return the name of a run for people."""
     return run.folder.resolve().name
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep the warnings of others' packages, which are not about runs, from users."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

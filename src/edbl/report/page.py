@@ -38,7 +38,7 @@ def html(runs: Sequence[Run]) -> str:
 
 
 def _contents(runs: Sequence[Run]) -> dict[str, Any]:
-    draw = _Drawer()
+    draw = Drawer()
     return {
         "intro": _intro([run.record for run in runs]),
         "unfinished": [run for run in runs if run.record.status != "done"],
@@ -75,7 +75,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
+def _section(runs: Sequence[Run], draw: "Drawer") -> dict[str, Any]:
     found = groups([run.record for run in runs])
     record = max((run.record for run in runs), key=lambda one: one.finished)
     measured = [group for group in found if group.readouts]
@@ -177,7 +177,7 @@ def _matrices(group: Group) -> dict[str, Any]:
     }
 
 
-def _confusions(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
+def _confusions(group: Group, runs: Sequence[Run], draw: "Drawer") -> dict[str, Any]:
     record = group.first
     panels = []
     for readout in group.readouts:
@@ -186,7 +186,7 @@ def _confusions(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str,
     return {"label": group.label, "run": _run_of(record, runs), "panels": panels}
 
 
-def _tsne(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any] | None:
+def _tsne(group: Group, runs: Sequence[Run], draw: "Drawer") -> dict[str, Any] | None:
     """Return the picture of the first run of the group that kept features."""
     for record in group.records:
         run = _run_of(record, runs)
@@ -227,13 +227,14 @@ def _environments(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-class _Drawer:
+class Drawer:
     """Makes SVG fit for a page: no namespaces, which HTML does not need, and ids that no other figure has."""
 
     def __init__(self) -> None:
         self.drawn = 0
 
     def __call__(self, svg: str, title: str) -> Markup:
+        """Return a figure for a page, with what it shows for those who do not see it."""
         self.drawn += 1
         own = rf"\g<1>f{self.drawn}-"
         svg = re.sub(r'( id="|url\(#|href="#)', own, re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg))
