@@ -104,7 +104,7 @@ class Several(Progress):
 
 
 class Count(Progress):
-    """Keep count of epochs and steps."""
+    """Keep count of epochs, steps, images and time."""
 
     def __init__(self) -> None:
         self.title = ""
@@ -113,6 +113,7 @@ class Count(Progress):
         self.before = 0  # epochs of the task's phases before the present one
         self.start = self.now = 0  # epochs of the phase: not trained now, and done
         self.number, self.steps = 0, 1  # steps of the epoch: done, and in all
+        self.began, self.images = time.monotonic(), 0  # of the phase
 
     @property
     def done(self) -> float:
@@ -142,6 +143,7 @@ class Count(Progress):
         self.plan[task] = max(self.plan[task], self.before + epochs)
         self.start = self.now = done
         self.number = 0
+        self.began, self.images = time.monotonic(), 0
 
     def learnt(self, task: int) -> None:
         """Plan for a task what it took, and for later ones the same: only a first task is unlike others."""
@@ -156,27 +158,10 @@ class Count(Progress):
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
+        self.images += images
         self.number = number + 1
         if self.number == self.steps:
             self.now, self.number = self.now + 1, 0
-
-
-class Timed(Count):
-    """Keep count of time and images too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.began, self.images = time.monotonic(), 0  # of the phase
-
-    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
-        """Announce a phase."""
-        super().phase(task, name, epochs, done)
-        self.began, self.images = time.monotonic(), 0
-
-    def step(self, losses: Tensor, number: int, images: int) -> None:
-        """Count a step."""
-        super().step(losses, number, images)
-        self.images += images
 
     def pace(self) -> tuple[float, float | None]:
         """Return images/s in this phase, and the seconds that are left of the run, if anything tells."""
@@ -184,7 +169,7 @@ class Timed(Count):
         return self.images / elapsed, elapsed / trained * self.left if trained else None
 
 
-class Beat(Timed):
+class Beat(Count):
     """Writes the pulse of a run."""
 
     def __init__(self) -> None:
@@ -248,7 +233,7 @@ class Beat(Timed):
         )
 
 
-class Bars(Timed):
+class Bars(Count):
     """Live bars on a terminal: task, phase, epoch, loss, images/s, time left; elsewhere a line per task."""
 
     def __init__(self, console: Console) -> None:

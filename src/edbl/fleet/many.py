@@ -184,9 +184,8 @@ def run_many(
     ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
     ``anew`` makes all of them again, from their beginning. With a ``limit``, runs that would not end in time do not
     begin, those that did not are stopped, so that they can go on, and the records are of those that are done.
-    ``logged`` are names of logs that all runs have.
-    A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
-    others with it, and the service that shares the GPU: their runs go on in new ones.
+    ``logged`` are names of logs. A run that fails does not stop the others; that it failed is raised at the end. A
+    process that is killed may take others with it, and the service that shares the GPU: their runs go on in new ones.
     """
     _check_data(
         [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
@@ -202,8 +201,7 @@ def run_many(
     well: list[int] = []
     crashes: list[str] = []
     left: Collection[int] = range(len(jobs))
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with waiting(_titled(jobs)), RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with waiting(_titled(jobs)), _bars(console) as bars:
         shown = [bars.add_task(name, total=1.0) for name in names]
 
         def show(place: int, share: float) -> None:
@@ -230,6 +228,11 @@ def run_many(
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(jobs[place].folder) for place in sorted(well)]
+
+
+def _bars(console: Console) -> RichProgress:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    return RichProgress(*columns, console=console, disable=not console.is_terminal)
 
 
 def _titled(jobs: Sequence[Job]) -> list[tuple[Path, str]]:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from edbl.report.plots import INK, LINES, blank, legend, plain, svg
+from edbl.report.plots import LINES, blank, legend, plain, svg
 
 BEST, DONE, PRUNED = LINES[1], LINES[0], "#909090"
 MOST_NAMES = 8  # values of a setting whose names are written
@@ -93,7 +93,10 @@ def against(name: str, values: Sequence[object], points: Sequence[Point], log: b
         axes.set_xticks(range(len(names)), [plain(one, 16) for one in names], parse_math=False)
     elif numbers and log:
         axes.set_xscale("log")
-        axes.tick_params(colors=INK, labelsize=8, which="both")
+        ends = min(places), max(places)
+        ticks = sorted({ends[0], math.sqrt(ends[0] * ends[1]), ends[1]})
+        axes.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+        axes.minorticks_off()
     axes.set_xlabel(plain(name, 40), parse_math=False)
     axes.set_ylabel("average accuracy, %")
     return svg(figure)
