@@ -60,7 +60,7 @@ class Resampling(Options):
         0, "passes over the old images; 0 means N/2, from images per new and old class (A1)", least=0, most=1000
     )
     max_rounds: int = option(
-        16, "most passes if rounds is 0; 0 means no limit (A2)", least=0, most=1000, search=Search(1, 4)
+        16, "most passes if rounds is 0; 0 means no limit (A2)", least=0, most=1000, search=Search(1, 16, log=True)
     )
 
 

@@ -88,6 +88,8 @@ def _search(key: str, told: object, leaves: Mapping[str, Leaf]) -> Search:
     """Return where to look for a setting, as a file says it."""
     if key in ("method", "seed", "data.name", "data.holdout") or key.startswith(("stream.", "evaluation.")):
         raise EdblError(f"{key} says what is learnt or measured, so it cannot be searched; put it in [settings]")
+    if told == []:
+        raise EdblError(f"{key} has an empty list of values")
     if isinstance(told, list):
         return check(key, Search(among=tuple(told)), leaves[key])
     if isinstance(told, dict):
