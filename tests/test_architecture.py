@@ -57,7 +57,7 @@ LAYERS = {
         "training",
         "users",
     ],
-    "logs": ["engine"],
+    "logs": ["config", "engine", "store"],
     "fleet": ["config", "data", "engine", "logs", "methods", "pulse", "recipe", "records", "store", "users"],
     "report": ["metrics", "pulse", "recipe", "records", "store", "text", "users"],
     "studies": [

@@ -235,7 +235,7 @@ def test_a_pulse_that_cannot_be_written_ends_no_run(tmp_path: Path, monkeypatch:
     def full(*_: object, **__: object) -> None:
         raise OSError("full")
 
-    monkeypatch.setattr(pulse, "write_atomic", full)
+    monkeypatch.setattr(pulse, "write_quickly", full)
     assert run(recipe(), tmp_path / "run").status == "done"
 
 

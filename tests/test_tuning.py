@@ -18,10 +18,11 @@ from edbl import EdblError, Recipe, records, run
 from edbl.config import Search, toml_value
 from edbl.engine.progress import Progress
 from edbl.methods import methods
+from edbl.store import turn
 from edbl.tuning import results
 from edbl.tuning import space as spaces
 from edbl.tuning.search import Plan, Searcher, Tally, folder_of
-from edbl.tuning.storage import LINES, Lock, turn
+from edbl.tuning.storage import LINES, Lock
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 
@@ -340,9 +341,7 @@ def test_locks_are_lifted_where_others_wait(tmp_path: Path) -> None:
     (tmp_path / LINES).write_bytes(b"")
     held.acquire()
     began = time.monotonic()
-    code = (
-        "import sys; from pathlib import Path; from edbl.tuning.storage import turn\nwith turn(Path(sys.argv[1])): pass"
-    )
+    code = "import sys; from pathlib import Path; from edbl.store import turn\nwith turn(Path(sys.argv[1])): pass"
     other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     time.sleep(0.3)
     assert other.poll() is None

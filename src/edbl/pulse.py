@@ -17,7 +17,7 @@ from typing import Literal
 
 from edbl.config import Unfit, fit
 from edbl.errors import EdblError
-from edbl.store import delete, read_json, write_atomic
+from edbl.store import delete, read_json, write_quickly
 
 PULSE = "pulse.json"  # in the folder of a run
 EVERY = 2.0  # seconds between two of them
@@ -60,8 +60,8 @@ class Pulse:
 
 def write(folder: Path, pulse: Pulse) -> None:
     """Replace the pulse in a folder, if that can be done."""
-    with suppress(OSError, EdblError):
-        write_atomic(folder / PULSE, json.dumps(asdict(pulse)).encode(), flush=False)
+    with suppress(OSError):
+        write_quickly(folder / PULSE, json.dumps(asdict(pulse)).encode())
 
 
 def read(folder: Path) -> Pulse | None:

@@ -20,7 +20,7 @@ import tokenize
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -37,6 +37,7 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a f
 TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
 ABANDONED = 600  # seconds after which nobody writes a file any more
 LONG_NAME = 200  # bytes
+PAUSE = 0.05  # seconds between two tries at a lock
 TRIES = 5  # at reading what is being replaced
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
@@ -285,13 +286,22 @@ def _write_tensors(path: Path, tensors: "Mapping[str, Tensor]") -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_atomic(path: Path, data: bytes, flush: bool = True) -> None:
-    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part.
-
-    What need not outlive a crash of the machine is written without ``flush``, which waits for the disk.
-    """
-    with replacing(path, flush) as temporary, open(temporary, "xb") as file:
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part."""
+    with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(data)
+
+
+def write_quickly(path: Path, data: bytes) -> None:
+    """Do so for readers alone, without waiting for the disk: a crash of the machine may leave anything."""
+    temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def write_output(path: Path, data: bytes) -> None:
@@ -309,15 +319,14 @@ def _hidden(path: Path) -> str:
 
 
 @contextmanager
-def replacing(path: Path, flush: bool = True) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; the file written there takes its place, once it is on the disk."""
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; the file written there takes its place once it is on the disk."""
     # A name of its own, so that two writers of one path cannot mix their bytes.
     temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
     try:
         yield temporary
-        if flush:
-            with open(temporary, "r+b") as file:
-                os.fsync(file.fileno())
+        with open(temporary, "r+b") as file:
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with suppress(OSError):
@@ -365,4 +374,20 @@ def lock(folder: Path, links: bool = False) -> Iterator[None]:
             if error.errno in NO_LOCKS:
                 raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
             raise EdblError(f"another process is working in {folder}; wait for it to end") from error
+        yield
+
+
+@contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Keep other processes out of ``folder``, which is made if need be, once those that are there are done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(folder, links=True))
+                break
+            except EdblError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_LOCKS:
+                    raise
+                time.sleep(PAUSE)
         yield

@@ -1,13 +1,18 @@
 """Logs for MLflow: to the server or store of ``MLFLOW_TRACKING_URI``, else to ``mlflow.db`` beside the run's folder."""
 
+import getpass
+import hashlib
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from edbl.engine.callbacks import End, Facts
 from edbl.logs.base import Log, identity, title
+from edbl.store import turn
 
 STORE = "mlflow.db"  # beside the folder of a run
 EXPERIMENT = "edbl"
@@ -34,7 +39,12 @@ class MLflow(Log):
     def open(self, run: Facts) -> None:
         """Begin a run, or go on with the one of the same identity."""
         place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder.resolve().parent / STORE}"
-        self.client = self.module.MlflowClient(tracking_uri=place)
+        with turn(_door(place)):  # several that make one store at once would break it
+            self.client = self.module.MlflowClient(tracking_uri=place)
+            self._find(run)
+
+    def _find(self, run: Facts) -> None:
+        """Find the run, or make it."""
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
         found = self.client.get_experiment_by_name(name)
         experiment = found.experiment_id if found else self.client.create_experiment(name)
@@ -69,3 +79,9 @@ class MLflow(Log):
     def close(self, end: End) -> None:
         """End the run."""
         self.client.set_terminated(self.run, ENDS[end.status])
+
+
+def _door(place: str) -> Path:
+    """Return a folder that all processes of this user here have for a store, and no others."""
+    name = hashlib.sha256(f"{getpass.getuser()} {place}".encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"edbl-{name}"

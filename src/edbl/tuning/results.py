@@ -15,11 +15,11 @@ from edbl.report import searched
 from edbl.report.filling import filled
 from edbl.report.page import Drawer
 from edbl.report.searched import Point
-from edbl.store import write_output
+from edbl.store import turn, write_output
 from edbl.text import count, printable
 from edbl.tuning import space as spaces
 from edbl.tuning.search import ERROR, Searcher, average_so_far, folder_of, short
-from edbl.tuning.storage import optuna, turn
+from edbl.tuning.storage import optuna
 
 BEST, PAGE = "best.toml", "search.html"
 SHOWN = 20  # trials in the table

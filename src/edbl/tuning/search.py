@@ -22,11 +22,11 @@ from edbl.errors import Diverged, EdblError
 from edbl.logs import quiet
 from edbl.methods import find_method
 from edbl.recipe import Recipe, find_recipe
-from edbl.store import lock
+from edbl.store import lock, turn
 from edbl.text import count
 from edbl.tuning import space as spaces
 from edbl.tuning.space import SearchFile
-from edbl.tuning.storage import optuna, storage, turn
+from edbl.tuning.storage import optuna, storage
 from edbl.tuning.trial import attempt
 
 TRIALS, WORKERS = "trials", "workers"  # folders of runs, and of locks of processes

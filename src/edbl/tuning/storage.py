@@ -1,19 +1,16 @@
 """Where a search keeps its trials: a journal file in its folder, or a database; both by Optuna."""
 
 import os
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from edbl.errors import EdblError
-from edbl.store import NO_LOCKS, lock
+from edbl.store import turn
 
 JOURNAL = "journal"  # folder of the journal file, below that of the search
 LINES = "trials.jsonl"
-PAUSE = 0.05  # seconds between two tries at a lock
 
 
 def optuna() -> Any:
@@ -24,22 +21,6 @@ def optuna() -> Any:
         raise EdblError("a search needs Optuna: run `pip install 'edbl[tune]'`") from error
     module.logging.set_verbosity(module.logging.ERROR)
     return module
-
-
-@contextmanager
-def turn(folder: Path) -> Iterator[None]:
-    """Wait until no other process works in a folder, and keep others out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        while True:
-            try:
-                stack.enter_context(lock(folder, links=True))
-                break
-            except EdblError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_LOCKS:
-                    raise
-                time.sleep(PAUSE)
-        yield
 
 
 class Lock:
