@@ -14,9 +14,9 @@ from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.engine.checkpoint import LOSS, State
+from edbl.engine.checkpoint import State
 from edbl.engine.fit import Loop
-from edbl.engine.progress import Progress
+from edbl.engine.progress import LOSS, Progress
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase

@@ -22,9 +22,10 @@ from edbl.records import Record
 from edbl.report import plots
 from edbl.report.files import write_report
 from edbl.report.long import rows
-from edbl.report.page import _summary_cells, duration, html
+from edbl.report.page import _summary_cells, html
 from edbl.report.runs import Run, read_runs
 from edbl.report.tables import METRICS, Stat, completed, groups, run_table
+from edbl.text import duration
 
 
 def make(method: str = "edbl", seed: int = 0, tasks: int = 3, **changes: Any) -> Record:

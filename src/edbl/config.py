@@ -26,9 +26,29 @@ LARGEST = {int: 1e9, float: 1e30}
 T = TypeVar("T")
 
 
-def option(default: T, help: str, least: float | None = None, most: float | None = None) -> T:
-    """Declare a setting with its default, one line of help, and its range; that of a list is the range of its items."""
-    return field(default=default, metadata={"help": help, "least": least, "most": most})
+@dataclass(frozen=True)
+class Search:
+    """Where a search looks for a setting's value: from ``low`` to ``high``, or ``among`` a few values."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False  # values are drawn evenly by their logarithm
+    times: bool = False  # both ends are times the setting's default
+    among: tuple[Any, ...] = ()
+
+    def around(self, default: Any) -> "Search":
+        """Return the same with ends that are values, for a setting with this default."""
+        return Search(self.low * default, self.high * default, self.log) if self.times else self
+
+
+def option(
+    default: T, help: str, least: float | None = None, most: float | None = None, search: Search | None = None
+) -> T:
+    """Declare a setting with its default, one line of help, and its range; that of a list is the range of its items.
+
+    ``search`` is where `edbl tune` looks for its value; without it, it keeps the one that it has.
+    """
+    return field(default=default, metadata={"help": help, "least": least, "most": most, "search": search})
 
 
 @dataclass(frozen=True)
@@ -40,6 +60,7 @@ class Leaf:
     help: str
     least: float | None
     most: float | None
+    search: Search | None = None
 
     @property
     def choices(self) -> list[str]:
@@ -184,7 +205,7 @@ def leaves(kind: type, prefix: str = "") -> Mapping[str, Leaf]:
             meta = item.metadata
             if "help" not in meta:
                 raise EdblError(f"{kind.__qualname__}.{item.name} must be an option; see edbl.config.option")
-            found[key] = Leaf(hint, item.default, meta["help"], meta["least"], meta["most"])
+            found[key] = Leaf(hint, item.default, meta["help"], meta["least"], meta["most"], meta["search"])
     return found
 
 

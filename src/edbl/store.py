@@ -22,7 +22,7 @@ import tokenize
 import tomllib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -40,6 +40,7 @@ TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with
 ABANDONED = 600  # seconds after which nobody writes a file any more
 LONG_NAME = 200  # bytes
 SCRATCH = "edbl-runs-"  # what the names of folders for the time being begin with
+PAUSE = 0.05  # seconds between two tries at a lock
 TRIES = 5  # at reading what is being replaced
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
@@ -294,6 +295,18 @@ def write_atomic(path: Path, data: bytes) -> None:
         file.write(data)
 
 
+def write_quickly(path: Path, data: bytes) -> None:
+    """Do so for readers alone, without waiting for the disk: a crash of the machine may leave anything."""
+    temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+
+
 def write_output(path: Path, data: bytes) -> None:
     """Do so with a file that a user asked for, and remove what was left of it by writers that were killed."""
     write_atomic(path, data)
@@ -377,3 +390,19 @@ def scratch() -> Iterator[Path]:
                     shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
         yield Path(name)
+
+
+@contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Keep other processes out of ``folder``, which is made if need be, once those that are there are done."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(lock(folder, links=True))
+                break
+            except EdblError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_LOCKS:
+                    raise
+                time.sleep(PAUSE)
+        yield

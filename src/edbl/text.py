@@ -1,5 +1,6 @@
 """Words for messages, and bars for a terminal while something lasts."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress
 
+DASH = "—"  # where there is no number
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor, or do worse
 NAMED = 5  # things named in a message before the rest is only counted
 
@@ -24,6 +26,17 @@ def first(names: Sequence[str]) -> str:
     """Return the first few names, and how many more there are."""
     more = len(names) - NAMED
     return ", ".join(names[:NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: 12.3 s, 4 min 05 s, 3 h 20 min."""
+    if not math.isfinite(seconds):
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
 
 
 def as_text(name: str | Path) -> str:

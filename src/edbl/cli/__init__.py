@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal
+from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal, tuning, watching
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -85,6 +85,7 @@ def edbl(
 
 app.command()(runs.run)
 app.command()(runs.resume)
+app.command()(watching.watch)
 app.command()(runs.check)
 app.command()(runs.report)
 app.command()(runs.compare)
@@ -105,6 +106,7 @@ app.command()(runs.bench)
 app.command()(studies.reproduce)
 app.command()(studies.study)
 app.command()(studies.results)
+app.command()(tuning.tune)
 app.command("list")(lists.list_)
 app.command()(lists.doctor)
 app.add_typer(data.app, name="data")

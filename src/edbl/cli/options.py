@@ -14,6 +14,9 @@ DataDir = Annotated[
 Device = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes a GPU (cuda) if any.")
 ]
+Log = Annotated[
+    list[str] | None, typer.Option(help="Log to tensorboard, wandb or mlflow; may be given more than once.")
+]
 
 FLAGS = {  # settings that messages name, and the options that set them
     "data.name": "--data",

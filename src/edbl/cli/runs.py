@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from edbl.cli import models, options, stopping, terminal
-from edbl.cli.options import DataDir, Device
+from edbl.cli.options import DataDir, Device, Log
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def run(
     graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output folder, new or of earlier runs. Default: runs/NAME.")] = None,
+    log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
     """Learn a data set class by class; several methods or seeds side by side."""
@@ -73,7 +74,8 @@ def run(
     }
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
-    _run([replace(one, seed=one.seed + number) for one in made for number in range(seeds)], out, at_once, data_dir)
+    seeded = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
+    _run(seeded, out, at_once, data_dir, log or [])
 
 
 def _recipes(
@@ -86,10 +88,7 @@ def _recipes(
         raise EdblError("name a method, as in `edbl run edbl --data digits`, or a --recipe")
     made = []
     for named in [{"method": name} for name in methods] or [{}]:
-        given = {**flags, **named}
-        if twice := [key for key in settings if key in given]:
-            raise EdblError(f"{twice[0]} is given twice, once by --set")
-        layer = {**given, **settings}
+        layer = layered({**flags, **named}, settings)
         try:
             made.append(Recipe.of(layer) if file is None else Recipe.read(find_recipe(file), layer))
         except EdblError as error:
@@ -99,34 +98,47 @@ def _recipes(
     return made
 
 
-def _run(recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+def layered(given: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, object]:
+    """Return what options and ``--set`` give, each key once."""
+    if twice := [key for key in settings if key in given]:
+        raise EdblError(f"{twice[0]} is given twice, once by --set")
+    return {**given, **settings}
+
+
+def _run(
+    recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None, logged: Sequence[str]
+) -> None:
     from edbl.fleet.many import jobs_of
+    from edbl.logs import logs
 
     jobs = jobs_of(recipes, out)
+    logs(logged)  # what is missing for them is said at once
     if len(jobs) == 1:
-        _run_one(jobs[0], out, data_dir)
+        _run_one(jobs[0], out, data_dir, logged)
     else:
-        _run_many(jobs, out, workers, data_dir)
+        _run_many(jobs, out, workers, data_dir, logged)
 
 
-def _run_one(job: "Job", out: Path | None, data_dir: Path | None) -> None:
+def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequence[str]) -> None:
     from edbl.engine.folders import is_done
     from edbl.fleet.many import make
 
     is_done(job.folder, job.recipe)  # or something else that is there, and stays
     with stopping.one_run(job.folder, job.recipe.values()) as progress:
-        make(job, data_dir, progress)
+        make(job, data_dir, progress, logged=logged)
     _show([job.folder], out, job.folder)
 
 
-def _run_many(jobs: "list[Job]", out: Path | None, workers: int | None, data_dir: Path | None) -> None:
+def _run_many(
+    jobs: "list[Job]", out: Path | None, workers: int | None, data_dir: Path | None, logged: Sequence[str]
+) -> None:
     from edbl.fleet.many import at_once, run_many
 
     done = set()
     try:
         with stopping.many_runs():
             workers = min(workers or at_once(jobs[0].recipe.device), len(jobs))
-            run_many(jobs, workers, terminal.console, data_dir, lambda job: done.add(job.folder))
+            run_many(jobs, workers, terminal.console, data_dir, lambda job: done.add(job.folder), logged=logged)
     except EdblError:
         if done:
             _show([job.folder for job in jobs if job.folder in done], out, Path("runs"))
@@ -152,15 +164,18 @@ def resume(
     data: Annotated[str | None, typer.Option(help="Likewise, that of its data.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Likewise, that of its backbone.")] = None,
     stream: Annotated[str | None, typer.Option(help="Likewise, that of its stream.")] = None,
+    log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
     """Go on with a run that was stopped, at any moment, by anything."""
     from edbl import users
     from edbl.engine.run import resume as go_on
+    from edbl.logs import logs
 
     own = {"method": method, "data": data, "backbone": backbone, "stream": stream}
+    callbacks = logs(log or [])
     with stopping.one_run(folder, {key: own[word] for key, word in users.KEYS.items()}) as progress:
-        go_on(folder, **own, data_dir=data_dir, progress=progress, changed=changed)
+        go_on(folder, **own, data_dir=data_dir, progress=progress, callbacks=callbacks, changed=changed)
     terminal.show_runs([folder], folder / "report.html")
 
 

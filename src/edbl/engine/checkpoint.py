@@ -21,7 +21,6 @@ from edbl.methods.base import Phase
 from edbl.nets.net import Net
 
 CHECKPOINTS = "checkpoints"  # in the folder of a run
-LOSS = ""  # the name of a phase's loss among what it logs
 
 
 @dataclass(frozen=True)

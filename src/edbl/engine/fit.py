@@ -13,8 +13,8 @@ from edbl.data.augment import Transform, Views
 from edbl.data.devices import usable
 from edbl.data.mixing import Batch
 from edbl.engine import contract
-from edbl.engine.checkpoint import LOSS, Saved, State
-from edbl.engine.progress import Progress
+from edbl.engine.checkpoint import Saved, State
+from edbl.engine.progress import LOSS, Progress
 from edbl.errors import Diverged, EdblError, happened
 from edbl.methods.base import Draw, Phase
 from edbl.nets.net import Net
@@ -84,9 +84,12 @@ class Loop:
                 for name, mean in means.items():
                     state.losses.setdefault(name, []).append(mean)
                 state.epoch = epoch + 1
+                within: Sequence[float] = ()
                 if watch and (state.epoch % watch.every == 0 or state.epoch == phase.schedule.epochs):
-                    state.within.append([float(state.epoch), *watch.accuracy()])
+                    within = watch.accuracy()
+                    state.within.append([float(state.epoch), *within])
                     net.train(phase.train_mode)
+                self.progress.trained(state.epoch, means, phase.schedule.rate(epoch, phase.optim.warmup), within)
                 if state.epoch < phase.schedule.epochs:
                     state.optimiser = step.optimiser.state()
                     after_epoch()

@@ -7,6 +7,7 @@ from pathlib import Path
 from edbl import records, users
 from edbl.engine.prepare import code
 from edbl.errors import EdblError, command
+from edbl.pulse import PULSE
 from edbl.recipe import RECIPE, Recipe
 from edbl.store import LOCK, TEMPORARY
 
@@ -31,9 +32,9 @@ def plain(name: str) -> str:
 
 
 def is_free(folder: Path) -> bool:
-    """Tell whether a run may start in ``folder``: it holds nothing but what one killed before its record left."""
+    """Tell whether a run may start in ``folder``: nothing is there but what one killed before its record left."""
     names = {path.name for path in folder.iterdir() if not TEMPORARY.fullmatch(path.name)}
-    return not names or (LOCK in names and names <= {LOCK, RECIPE, records.CONFUSIONS})
+    return names <= {PULSE} or (LOCK in names and names <= {LOCK, RECIPE, records.CONFUSIONS, PULSE})
 
 
 def is_done(folder: Path, recipe: Recipe, otherwise: str = "use another folder") -> bool:

@@ -1,7 +1,11 @@
-"""Progress: what a user sees while a run trains."""
+"""Progress: what the engine tells while it works, and who shows it: bars on a terminal, the pulse of a run."""
 
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -12,6 +16,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from torch import Tensor
 
+from edbl import pulse
+from edbl.pulse import Pulse
+
+LOSS = ""  # the name of a phase's loss among what it logs
+RECENT = 60  # epochs whose losses a pulse has
 REFRESH = 0.5  # seconds between looks at the loss, each of which waits for the device
 
 
@@ -33,6 +42,13 @@ class Progress:
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step; its loss is, or will be, ``losses[number]``."""
 
+    def trained(self, epoch: int, means: Mapping[str, float], rate: float, within: Sequence[float]) -> None:
+        """Announce the end of an epoch of a phase, counted from 1, before a checkpoint has it.
+
+        The mean of its loss has an empty name, and what the loss logged its own. ``within`` are accuracies over all,
+        old and new classes, if they were measured.
+        """
+
     def busy(self, what: str) -> None:
         """Announce work that is no training."""
 
@@ -40,8 +56,55 @@ class Progress:
         """Tell something worth a line."""
 
 
+class Several(Progress):
+    """Tell all of several."""
+
+    def __init__(self, *others: Progress) -> None:
+        self.others = others
+
+    def run(self, title: str, plan: Sequence[int], first: int) -> None:
+        """Announce a run."""
+        for one in self.others:
+            one.run(title, plan, first)
+
+    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+        """Announce a phase."""
+        for one in self.others:
+            one.phase(task, name, epochs, done)
+
+    def learnt(self, task: int) -> None:
+        """Announce that a task is learnt."""
+        for one in self.others:
+            one.learnt(task)
+
+    def epoch(self, epoch: int, steps: int) -> None:
+        """Announce an epoch."""
+        for one in self.others:
+            one.epoch(epoch, steps)
+
+    def step(self, losses: Tensor, number: int, images: int) -> None:
+        """Count a step."""
+        for one in self.others:
+            one.step(losses, number, images)
+
+    def trained(self, epoch: int, means: Mapping[str, float], rate: float, within: Sequence[float]) -> None:
+        """Announce the end of an epoch."""
+        for one in self.others:
+            one.trained(epoch, means, rate, within)
+
+    def busy(self, what: str) -> None:
+        """Announce work that is no training."""
+        for one in self.others:
+            one.busy(what)
+
+    def say(self, message: str) -> None:
+        """Tell something worth a line."""
+        for one in self.others:
+            one.say(message)
+
+
 class Count(Progress):
-    """Keep count of epochs and steps."""
+    """Keep count of epochs, steps, images and time."""
 
     def __init__(self) -> None:
         self.title = ""
@@ -50,6 +113,7 @@ class Count(Progress):
         self.before = 0  # epochs of the task's phases before the present one
         self.start = self.now = 0  # epochs of the phase: not trained now, and done
         self.number, self.steps = 0, 1  # steps of the epoch: done, and in all
+        self.began, self.images = time.monotonic(), 0  # of the phase
 
     @property
     def done(self) -> float:
@@ -79,6 +143,7 @@ class Count(Progress):
         self.plan[task] = max(self.plan[task], self.before + epochs)
         self.start = self.now = done
         self.number = 0
+        self.began, self.images = time.monotonic(), 0
 
     def learnt(self, task: int) -> None:
         """Plan for a task what it took, and for later ones the same: only a first task is unlike others."""
@@ -93,9 +158,79 @@ class Count(Progress):
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
+        self.images += images
         self.number = number + 1
         if self.number == self.steps:
             self.now, self.number = self.now + 1, 0
+
+    def pace(self) -> tuple[float, float | None]:
+        """Return images/s in this phase, and the seconds that are left of the run, if anything tells."""
+        trained, elapsed = self.done - self.start, max(time.monotonic() - self.began, 1e-6)
+        return self.images / elapsed, elapsed / trained * self.left if trained else None
+
+
+class Beat(Count):
+    """Writes the pulse of a run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._losses: deque[float] = deque(maxlen=RECENT)
+        self._busy = ""
+
+    def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+        """Announce a phase."""
+        super().phase(task, name, epochs, done)
+        self._busy = ""
+        self._losses.clear()
+
+    def step(self, losses: Tensor, number: int, images: int) -> None:
+        """Count a step."""
+        super().step(losses, number, images)
+        self._busy = ""
+
+    def trained(self, epoch: int, means: Mapping[str, float], rate: float, within: Sequence[float]) -> None:
+        """Announce the end of an epoch."""
+        self._losses.append(means[LOSS])
+
+    def busy(self, what: str) -> None:
+        """Announce work that is no training."""
+        self._busy = what
+
+    @contextmanager
+    def beating(self, folder: Path) -> Iterator[None]:
+        """Write the pulse meanwhile, from a thread of its own, which looks at counts alone."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while True:
+                pulse.write(folder, self._now())
+                if over.wait(pulse.EVERY):
+                    return
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            pulse.remove(folder)
+
+    def _now(self) -> Pulse:
+        speed, left = self.pace()
+        return Pulse(
+            "running",
+            self.title,
+            task=self.task,
+            tasks=len(self.plan),
+            phase=self._busy or self.phase_name,
+            epoch=self.now,
+            epochs=self.phase_epochs,
+            share=self.share,
+            left=-1.0 if left is None else left,
+            speed=speed,
+            losses=list(self._losses),
+        )
 
 
 class Bars(Count):
@@ -104,9 +239,8 @@ class Bars(Count):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        self._images = 0
         self._loss, self._busy = float("nan"), ""
-        self._looked = self._began = time.monotonic()
+        self._looked = time.monotonic()
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
@@ -122,14 +256,12 @@ class Bars(Count):
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""
         super().phase(task, name, epochs, done)
-        self._busy, self._images = "", 0
-        self._began = time.monotonic()
+        self._busy = ""
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
         super().step(losses, number, images)
         self._busy = ""
-        self._images += images
         now = time.monotonic()
         if now - self._looked > REFRESH:
             self._loss, self._looked = float(losses[number]), now
@@ -143,14 +275,13 @@ class Bars(Count):
         self.console.print(message, markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> Table:
-        trained, elapsed = self.done - self.start, max(time.monotonic() - self._began, 1e-6)
-        left = elapsed / trained * self.left if trained else None
+        speed, left = self.pace()
         table = Table.grid(padding=(0, 1))
         table.add_row(
             f"[bold]{escape(self.title)}[/bold]",
             ProgressBar(total=1, completed=self.share, width=30),
             f"task {min(self.task + 1, len(self.plan))}/{len(self.plan)}",
-            f"time left {_clock(left)}" if left is not None else "",
+            f"time left {clock(left)}" if left is not None else "",
         )
         if self._busy:
             table.add_row(escape(self._busy), ProgressBar(pulse=True, width=30))
@@ -159,12 +290,13 @@ class Bars(Count):
                 escape(self.phase_name),
                 ProgressBar(total=self.phase_epochs, completed=self.done, width=30),
                 f"epoch {min(self.now + 1, self.phase_epochs)}/{self.phase_epochs}",
-                f"loss {self._loss:.4f}  {self._images / elapsed:,.0f} images/s",
+                f"loss {self._loss:.4f}  {speed:,.0f} images/s",
             )
         return table
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Return a time as clocks show it."""
     minutes, rest = divmod(round(max(seconds, 0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

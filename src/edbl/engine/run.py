@@ -12,6 +12,7 @@ from edbl import records, users
 from edbl.data import datasets
 from edbl.data.images import Dataset
 from edbl.engine import environment
+from edbl.engine.callbacks import Callback, Facts, Listeners, Teller
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
 from edbl.engine.evaluate import accuracy_within, evaluate
 from edbl.engine.fit import Watch
@@ -46,6 +47,7 @@ def run(
     *,
     data_dir: Path | None = None,
     progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     start: Start | None = None,
     data: object = None,
     backbone: object = None,
@@ -58,13 +60,15 @@ def run(
     or tensors ``(X, y, X_test, y_test)``, or ``(train, test)`` that give images and labels by number. ``backbone`` is a
     module, which keeps its weights, or what makes one, and ``method`` a class. ``stream`` has the numbers of each
     task's training images, or is a function that makes them of all labels. ``start`` is a first task that it shares
-    with others: what they learnt of it is taken, or else this run's is kept.
+    with others: what they learnt of it is taken, or else this run's is kept. ``callbacks`` are told of epochs, of tasks
+    and of the end.
     """
     recipe, dataset = with_objects(recipe, data, backbone, method, stream)
     folder = Path(out) if out else default_folder(recipe)
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise taken(folder)
-    prepared = Prepared(recipe, data_dir, progress or Progress(), dataset)
+    listeners = Listeners(progress, callbacks)
+    prepared = Prepared(recipe, data_dir, listeners, dataset)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,7 +84,7 @@ def run(
             if learnt_by := start.take(folder):
                 record.notes = [*record.notes, f"first task shared with {learnt_by}"]
                 start = None
-        return _learn_tasks(prepared, folder, record, start)
+        return _learn_tasks(prepared, folder, record, listeners, start)
 
 
 def resume(
@@ -88,6 +92,7 @@ def resume(
     *,
     data_dir: Path | None = None,
     progress: Progress | None = None,
+    callbacks: Sequence[Callback] = (),
     data: object = None,
     backbone: object = None,
     method: type[Method] | Path | str | None = None,
@@ -96,8 +101,8 @@ def resume(
 ) -> Record:
     """Go on with a run that was stopped; a finished one is returned as it is.
 
-    What `run` was given as an object is given again. A file with code, such as ``mine.py:make``, is named again: it
-    runs, and a folder may come from anywhere. With ``changed``, code of users may have changed since.
+    What `run` was given as an object is given again, and so are callbacks. A file with code, such as ``mine.py:make``,
+    is named again: it runs, and a folder may come from anywhere. With ``changed``, code of users may have changed.
     """
     folder = Path(folder)
     given = {"data": data, "backbone": backbone, "method": method, "stream": stream}
@@ -109,9 +114,10 @@ def resume(
         with lock(folder):
             record = records.read(folder)  # another process may have gone on meanwhile
             if record.status != "done":
-                prepared = _prepare_again(folder, record, data_dir, progress or Progress(), objects, changed)
+                listeners = Listeners(progress, callbacks)
+                prepared = _prepare_again(folder, record, data_dir, listeners, objects, changed)
                 sweep(folder)
-                return _learn_tasks(prepared, folder, record)
+                return _learn_tasks(prepared, folder, record, listeners)
     if any(one is not None for one in objects.values()):
         _same_objects(folder, record, objects, changed)
     Checkpoints(folder / CHECKPOINTS).keep_last(len(record.task_sizes))  # a kill at its very end may have left some
@@ -211,11 +217,30 @@ def _listed(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start | None = None) -> Record:
-    """Learn all tasks that are not learnt yet: each is evaluated, and then the record and its state are written."""
-    recipe, stream, progress = prepared.recipe, prepared.stream, prepared.learner.progress
-    checkpoints, tasks = Checkpoints(folder / CHECKPOINTS), len(stream)
+def _learn_tasks(
+    prepared: Prepared, folder: Path, record: Record, listeners: Listeners, start: Start | None = None
+) -> Record:
+    """Learn all tasks that are not learnt yet, and tell of it."""
+    checkpoints, recipe = Checkpoints(folder / CHECKPOINTS), prepared.recipe
     first = _restore(prepared, folder, record, checkpoints)
+    what = record.started, record.method, record.data, record.seed
+    facts = Facts(folder, *what, len(prepared.stream), recipe.values())
+    with listeners.listening(facts, record):
+        return _learn_from(first, prepared, folder, record, checkpoints, listeners.teller, start)
+
+
+def _learn_from(
+    first: int,
+    prepared: Prepared,
+    folder: Path,
+    record: Record,
+    checkpoints: Checkpoints,
+    teller: Teller,
+    start: Start | None,
+) -> Record:
+    """Learn all tasks from one on: each is evaluated, and then the record and its state are written."""
+    recipe, stream, progress = prepared.recipe, prepared.stream, prepared.learner.progress
+    tasks = len(stream)
     _add_notes(record, [*environment.notes, *prepared.learner.notes])
     progress.say(f"run folder: {folder}")
     epochs = [prepared.learner.epochs(new=True, first=number == 0) for number in range(tasks)]
@@ -240,12 +265,16 @@ def _learn_tasks(prepared: Prepared, folder: Path, record: Record, start: Start 
             record.within.append(learnt.within)
             record.seconds.append(sum(learnt.seconds.values()))
             records.write(record, folder)
+            if teller.callbacks:
+                teller.task_end(record, task.seen)
             checkpoints.save_task(number, tensors)
             if number + 1 < tasks:
                 prepared.go_on_afresh(checkpoints, number)
             accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())
             about = f"task {number + 1}/{tasks}, {task.seen} classes"
             progress.say(f"{record.method}: {about}: {accuracy}  ({record.seconds[-1]:.1f} s)")
+            if teller.stopped and number + 1 < tasks:
+                return record
     except EdblError as error:
         raise _failed(error, folder, record, checkpoints) from error
     except Exception as error:

@@ -37,6 +37,8 @@ from edbl.errors import Crashed, EdblError
 from edbl.fleet import starts
 from edbl.fleet.gpus import Gpus
 from edbl.fleet.turns import Limit, Turns
+from edbl.logs import logs
+from edbl.pulse import waiting
 from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.store import lock, scratch
@@ -103,6 +105,7 @@ def _work(
     data_dir: Path | None,
     gpu: int | None,
     start: starts.Start | None = None,
+    logged: Sequence[str] = (),
 ) -> None:
     """Make a run, on the GPU of a number if it has one.
 
@@ -113,7 +116,7 @@ def _work(
             raise _NoGpu("PyTorch sees the GPU no more")
         torch.cuda.set_device(gpu)
     try:
-        make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start)
+        make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start, logged)
     except Exception as error:
         if not isinstance(error, EdblError) and (told := users.told(error)):
             raise Crashed(told) from None  # its frames do not come along
@@ -121,12 +124,18 @@ def _work(
     _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
-def make(job: Job, data_dir: Path | None, progress: Progress, start: starts.Start | None = None) -> None:
-    """Make a run, or go on with it where it was begun."""
+def make(
+    job: Job,
+    data_dir: Path | None,
+    progress: Progress,
+    start: starts.Start | None = None,
+    logged: Sequence[str] = (),
+) -> None:
+    """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
     if (job.folder / records.RECORD).exists():
-        resume(job.folder, data_dir=data_dir, progress=progress)
+        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
     else:
-        run(job.recipe, job.folder, data_dir=data_dir, progress=progress, start=start)
+        run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
 
 
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
@@ -167,14 +176,15 @@ def run_many(
     otherwise: str = "use another folder",
     anew: bool = False,
     limit: Limit | None = None,
+    logged: Sequence[str] = (),
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
     ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
     ``anew`` makes all of them again, from their beginning. With a ``limit``, runs that would not end in time do not
     begin, those that did not are stopped, so that they can go on, and the records are of those that are done.
-    A run that fails does not stop the others; that it failed is raised at the end. A process that is killed may take
-    others with it, and the service that shares the GPU: their runs go on in new ones.
+    ``logged`` are names of logs. A run that fails does not stop the others; that it failed is raised at the end. A
+    process that is killed may take others with it, and the service that shares the GPU: their runs go on in new ones.
     """
     _check_data(
         [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
@@ -190,8 +200,7 @@ def run_many(
     well: list[int] = []
     crashes: list[str] = []
     left: Collection[int] = range(len(jobs))
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    with RichProgress(*columns, console=console, disable=not console.is_terminal) as bars:
+    with waiting(_titled(jobs)), _bars(console) as bars:
         shown = [bars.add_task(name, total=1.0) for name in names]
 
         def show(place: int, share: float) -> None:
@@ -199,7 +208,7 @@ def run_many(
 
         for _ in range(TRIES):
             broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit):
+            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit, logged):
                 if error is None:
                     done(jobs[place])
                     well.append(place)
@@ -218,6 +227,16 @@ def run_many(
         others = "; the others are done" if len(failed) < len(jobs) else ""
         raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
     return [records.read(jobs[place].folder) for place in sorted(well)]
+
+
+def _bars(console: Console) -> RichProgress:
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+    return RichProgress(*columns, console=console, disable=not console.is_terminal)
+
+
+def _titled(jobs: Sequence[Job]) -> list[tuple[Path, str]]:
+    """Return the folder of each run, and what it is for people."""
+    return [(job.folder, f"{job.recipe.method} on {Path(job.recipe.data.name).name}") for job in jobs]
 
 
 def _remove(jobs: Sequence[Job]) -> None:
@@ -248,6 +267,7 @@ def _ended(
     gpus: Gpus,
     show: Callable[[int, float], None],
     limit: Limit | None = None,
+    logged: Sequence[str] = (),
 ) -> Iterator[tuple[int, BaseException | None]]:
     """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
@@ -267,7 +287,7 @@ def _ended(
             recipe, folder = jobs[place]
             gpu = gpus.take(place, running.values())
             with _deaf_children():
-                running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start)] = place
+                running[pool.submit(_work, place, recipe.values(), folder, data_dir, gpu, start, logged)] = place
 
         try:
             while True:

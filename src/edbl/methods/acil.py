@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.methods.analytic import Analytic
 
 
@@ -23,9 +23,11 @@ class ACIL(Analytic):
     class Config(Analytic.Config):
         """Settings."""
 
-        penalty: float = option(0.1, "penalty of ridge regression", least=1e-9)
-        compensation: float = option(0.0, "share C of DS-AL's second stream; 0 means none, which is ACIL", least=0)
-        penalty_comp: float = option(0.1, "penalty of the second stream", least=1e-9)
+        penalty: float = option(0.1, "penalty of ridge regression", least=1e-9, search=Search(1e-3, 10, log=True))
+        compensation: float = option(
+            0.0, "share C of DS-AL's second stream; 0 means none, which is ACIL", least=0, search=Search(0, 1.5)
+        )
+        penalty_comp: float = option(0.1, "penalty of the second stream", least=1e-9, search=Search(1e-3, 10, log=True))
 
     config: Config
 

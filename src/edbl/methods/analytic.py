@@ -24,6 +24,7 @@ class Analytic(Method):
 
     keeps = "none"
     streams = KINDS
+    searched = ("first.task_lr", "optim.weight_decay")  # of the first task, where the backbone learns
 
     @dataclass(frozen=True)
     class Config(Method.Config):

@@ -92,6 +92,8 @@ class Method:
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
     streams: ClassVar[frozenset[Kind]] = frozenset()  # which it can learn beside those of new classes in each task
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
+    # Settings of every method, by dotted key, that `edbl tune` searches beside the method's own options.
+    searched: ClassVar[tuple[str, ...]] = ("schedule.lr", "optim.weight_decay")
 
     @dataclass(frozen=True)
     class Config(Options):

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
@@ -37,10 +37,14 @@ class BiC(Method):
     class Config(Method.Config):
         """Settings."""
 
-        temperature: float = option(2.0, "temperature of distillation", least=1e-3)
+        temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
-        val_share: float = option(0.1, "share of the exemplars held out for the correction", least=0, most=0.5)
-        bias_penalty: float = option(0.1, "weight of gamma^2 / 2 in the loss of the correction", least=0)
+        val_share: float = option(
+            0.1, "share of the exemplars held out for the correction", least=0, most=0.5, search=Search(0.05, 0.3)
+        )
+        bias_penalty: float = option(
+            0.1, "weight of gamma^2 / 2 in the loss of the correction", least=0, search=Search(1e-3, 1, log=True)
+        )
         bias: Schedule = Schedule(epochs=200, lr=0.05, milestones=(60, 120, 160, 180))
 
     config: Config

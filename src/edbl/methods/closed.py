@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.stream import KINDS, Task
 from edbl.errors import EdblError
@@ -31,13 +31,16 @@ class ClosedForm(Method):
 
     keeps = "none"
     streams = KINDS
+    searched = ("first.task_lr", "optim.weight_decay")  # of the first task, where the backbone learns
     form: ClassVar[type[Form]]
 
     @dataclass(frozen=True)
     class Config(Method.Config):
         """Settings."""
 
-        unit: bool = option(True, "bring the square roots of features to length 1; for good")
+        unit: bool = option(
+            True, "bring the square roots of features to length 1; for good", search=Search(among=(True, False))
+        )
 
     config: Config
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
@@ -101,8 +101,12 @@ class DERNet(Method):
     class Config(Method.Config):
         """Settings."""
 
-        aux_weight: float = option(1.0, "weight of the auxiliary loss on the newest features", least=0)
-        temperature: float = option(5.0, "temperature of the softmax while the head is retrained", least=1e-3)
+        aux_weight: float = option(
+            1.0, "weight of the auxiliary loss on the newest features", least=0, search=Search(0, 3)
+        )
+        temperature: float = option(
+            5.0, "temperature of the softmax while the head is retrained", least=1e-3, search=Search(1, 10, log=True)
+        )
         tune: Schedule = Schedule(epochs=30, lr=0.1, milestones=(15,))
 
     config: Config

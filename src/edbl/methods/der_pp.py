@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
@@ -33,8 +33,15 @@ class DERPP(ER):
     class Config(Method.Config):
         """Settings."""
 
-        logit_weight: float = option(0.3, "weight alpha of the squared distance to the logits that were kept", least=0)
-        label_weight: float = option(0.5, "weight beta of the cross-entropy of exemplars", least=0)
+        logit_weight: float = option(
+            0.3,
+            "weight alpha of the squared distance to the logits that were kept",
+            least=0,
+            search=Search(0.03, 3, log=True),
+        )
+        label_weight: float = option(
+            0.5, "weight beta of the cross-entropy of exemplars", least=0, search=Search(0.05, 5, log=True)
+        )
 
     config: Config
     logits: Tensor | None = None  # that the images of the phase are known to have had, [n, old]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
@@ -33,9 +33,17 @@ class EWC(Method):
     class Config(Method.Config):
         """Settings."""
 
-        weight: float = option(1000.0, "weight lambda of the springs", least=0)
-        stiffest: float = option(1e-4, "most that one task adds to a spring, before its weight", least=0)
-        decay: float = option(1.0, "factor gamma of what earlier tasks needed, at each further one", least=0, most=1)
+        weight: float = option(1000.0, "weight lambda of the springs", least=0, search=Search(10, 1e5, log=True))
+        stiffest: float = option(
+            1e-4, "most that one task adds to a spring, before its weight", least=0, search=Search(1e-6, 1e-2, log=True)
+        )
+        decay: float = option(
+            1.0,
+            "factor gamma of what earlier tasks needed, at each further one",
+            least=0,
+            most=1,
+            search=Search(0.5, 1),
+        )
         fisher_images: int = option(1000, "images of a task by which stiffness is estimated; 0 means all", least=0)
 
     config: Config

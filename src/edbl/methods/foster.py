@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Generator, Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
@@ -77,15 +77,20 @@ class FOSTER(Method):
     class Config(Method.Config):
         """Settings."""
 
-        temperature: float = option(2.0, "temperature of both distillations", least=1e-3)
-        kd_weight: float = option(1.0, "weight of the distillation from the old net while boosting", least=0)
+        temperature: float = option(2.0, "temperature of both distillations", least=1e-3, search=Search(1, 8))
+        kd_weight: float = option(
+            1.0, "weight of the distillation from the old net while boosting", least=0, search=Search(0.1, 10, log=True)
+        )
         boost_betas: tuple[float, ...] = option(
             (0.94,),
             "beta of boosting's class weights in each later task; the last one stays",
             least=0,
             most=0.9999,
+            search=Search(among=((0.9,), (0.94,), (0.97,), (0.99,))),
         )
-        compress_beta: float = option(0.97, "beta of the class weights of compression", least=0, most=0.9999)
+        compress_beta: float = option(
+            0.97, "beta of the class weights of compression", least=0, most=0.9999, search=Search(0.9, 0.995)
+        )
         compress: Schedule = Schedule(epochs=130, lr=0.1, milestones=(60, 90, 110), shape="cosine")
 
     config: Config

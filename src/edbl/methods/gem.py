@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Parts
 from edbl.data.stream import KINDS, Task
@@ -47,8 +47,16 @@ class GEM(Method):
     class Config(Method.Config):
         """Settings."""
 
-        margin: float = option(0.5, "least share of each past task's gradient that is added, where any is", least=0)
-        memory_batch: int = option(64, "exemplars of each past task in a step; 0 means all", least=0, most=4096)
+        margin: float = option(
+            0.5, "least share of each past task's gradient that is added, where any is", least=0, search=Search(0, 1)
+        )
+        memory_batch: int = option(
+            64,
+            "exemplars of each past task in a step; 0 means all",
+            least=0,
+            most=4096,
+            search=Search(16, 256, log=True),
+        )
         masked: bool = option(False, "cross-entropy of each task over its own logits instead of all")
 
     config: Config

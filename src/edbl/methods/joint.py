@@ -18,6 +18,7 @@ class Joint(Method):
     source = "common upper bound"
     keeps = "all images"
     streams = KINDS
+    searched = ("first.task_lr", "optim.weight_decay")  # each task is learnt as a first one
 
     def begin(self, task: Task, generator: Generator) -> None:
         """Start each task from fresh weights."""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Generator, Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy, less_forget
@@ -36,10 +36,22 @@ class LUCIR(Method):
     class Config(Method.Config):
         """Settings."""
 
-        lam_base: float = option(5.0, "weight of the less-forget constraint, times sqrt(old / new classes)", least=0)
-        mr_weight: float = option(1.0, "weight of margin ranking", least=0)
-        margin: float = option(0.5, "by how much an old image's own cosine is to exceed those of new classes", least=0)
-        rivals: int = option(2, "how many new classes an old image is held against", least=1, most=4096)
+        lam_base: float = option(
+            5.0,
+            "weight of the less-forget constraint, times sqrt(old / new classes)",
+            least=0,
+            search=Search(0.5, 50, log=True),
+        )
+        mr_weight: float = option(1.0, "weight of margin ranking", least=0, search=Search(0.1, 10, log=True))
+        margin: float = option(
+            0.5,
+            "by how much an old image's own cosine is to exceed those of new classes",
+            least=0,
+            search=Search(0.1, 1),
+        )
+        rivals: int = option(
+            2, "how many new classes an old image is held against", least=1, most=4096, search=Search(1, 4)
+        )
 
     config: Config
 

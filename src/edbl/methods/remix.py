@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.mixing import Ratio, RebalancedMixup
 from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method
@@ -27,10 +27,18 @@ class Remix(Method):
     class Config(Method.Config):
         """Settings."""
 
-        beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3)
+        beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3, search=Search(0.1, 4, log=True))
         ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each batch, or for each sample")
-        kappa: float = option(3.0, "a class with kappa times the images of another is common beside it", least=1)
-        tau: float = option(0.5, "share of a mixed image below which the common class loses its label", least=0, most=1)
+        kappa: float = option(
+            3.0, "a class with kappa times the images of another is common beside it", least=1, search=Search(1, 6)
+        )
+        tau: float = option(
+            0.5,
+            "share of a mixed image below which the common class loses its label",
+            least=0,
+            most=1,
+            search=Search(0, 1),
+        )
 
     config: Config
 

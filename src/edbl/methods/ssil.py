@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
 from edbl.data.stream import KINDS, Task
@@ -35,8 +35,10 @@ class SSIL(Method):
     class Config(Method.Config):
         """Settings."""
 
-        temperature: float = option(2.0, "temperature of distillation", least=1e-3)
-        kd_weight: float = option(1.0, "weight of the distillation of each old task", least=0)
+        temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
+        kd_weight: float = option(
+            1.0, "weight of the distillation of each old task", least=0, search=Search(0.1, 10, log=True)
+        )
         replay: int = option(
             0, "exemplars added to each batch of new images; 0 means a quarter of it", least=0, most=4096
         )

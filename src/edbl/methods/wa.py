@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, linalg
 
-from edbl.config import option
+from edbl.config import Search, option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import by_share
@@ -38,7 +38,7 @@ class WA(Method):
     class Config(Method.Config):
         """Settings."""
 
-        temperature: float = option(2.0, "temperature of distillation", least=1e-3)
+        temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
         clip: bool = option(True, "keep the head's weights at or above zero in training")
 

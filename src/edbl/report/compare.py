@@ -15,8 +15,8 @@ from edbl.errors import EdblError, command, unknown
 from edbl.metrics import Difference
 from edbl.records import Record
 from edbl.report.runs import Run, data_name, read_runs, stream_name
-from edbl.report.tables import DASH, Stat, brief, differing, flat, groups, of_today, readout_name
-from edbl.text import count, first
+from edbl.report.tables import Stat, brief, differing, flat, groups, of_today, readout_name
+from edbl.text import DASH, count, first
 
 MEASURES = {"average": metrics.average_incremental_accuracy, "last": metrics.last_accuracy}
 ENOUGH = 6  # pairs, for Wilcoxon's p to be able to fall below 0.05

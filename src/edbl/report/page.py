@@ -14,7 +14,6 @@ from edbl.report.filling import filled
 from edbl.report.finding import findings, one_image
 from edbl.report.runs import Run, by_stream, data_name, stream_name
 from edbl.report.tables import (
-    DASH,
     DIGITS,
     METRICS,
     TASK_AWARE,
@@ -27,7 +26,7 @@ from edbl.report.tables import (
     images_of,
     readout_name,
 )
-from edbl.text import count
+from edbl.text import DASH, count, duration
 
 READOUTS = {
     "cnn": "CNN: the scores of the network.",
@@ -42,7 +41,7 @@ def html(runs: Sequence[Run]) -> str:
 
 
 def _contents(runs: Sequence[Run]) -> dict[str, Any]:
-    draw = _Drawer()
+    draw = Drawer()
     return {
         "intro": _intro([run.record for run in runs]),
         "unfinished": [run for run in runs if run.record.status != "done"],
@@ -80,7 +79,7 @@ def _notes(runs: Sequence[Run]) -> list[str]:
     return notes
 
 
-def _section(runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
+def _section(runs: Sequence[Run], draw: "Drawer") -> dict[str, Any]:
     found = groups([run.record for run in runs])
     record = max((run.record for run in runs), key=lambda one: one.finished)
     measured = [group for group in found if group.readouts]
@@ -221,7 +220,7 @@ def _matrices(group: Group) -> dict[str, Any]:
     }
 
 
-def _confusions(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any]:
+def _confusions(group: Group, runs: Sequence[Run], draw: "Drawer") -> dict[str, Any]:
     record = group.first
     panels = []
     for readout in group.readouts:
@@ -230,7 +229,7 @@ def _confusions(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str,
     return {"label": group.label, "run": _run_of(record, runs), "panels": panels}
 
 
-def _tsne(group: Group, runs: Sequence[Run], draw: "_Drawer") -> dict[str, Any] | None:
+def _tsne(group: Group, runs: Sequence[Run], draw: "Drawer") -> dict[str, Any] | None:
     """Return the picture of the first run of the group that kept features."""
     for record in group.records:
         run = _run_of(record, runs)
@@ -283,24 +282,14 @@ def minute(started: str) -> str:
     return f"{found[1]} {found[2]}{' UTC' if found[3] else ''}" if found else started
 
 
-def duration(seconds: float) -> str:
-    """Return a time for people: 12.3 s, 4 min 05 s, 3 h 20 min."""
-    if not math.isfinite(seconds):
-        return DASH
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
-    return f"{int(seconds) // 3600} h {int(seconds) % 3600 // 60:02d} min"
-
-
-class _Drawer:
+class Drawer:
     """Makes SVG fit for a page: no namespaces, which HTML does not need, and ids that no other figure has."""
 
     def __init__(self) -> None:
         self.drawn = 0
 
     def __call__(self, svg: str, title: str) -> Markup:
+        """Return a figure for a page, with what it shows for those who do not see it."""
         self.drawn += 1
         own = rf"\g<1>f{self.drawn}-"
         svg = re.sub(r'( id="|url\(#|href="#)', own, re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg))

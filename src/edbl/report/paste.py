@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from edbl.report.runs import Run, by_stream, stream_name
-from edbl.report.tables import BRIEF, DASH, DIGITS, best, groups, readout_name
-from edbl.text import shown
+from edbl.report.tables import BRIEF, DIGITS, best, groups, readout_name
+from edbl.text import DASH, shown
 
 HEADS = ("Method", "Read-out", "n", *(metric.title for metric in BRIEF))
 LEGEND = "percent, mean and sample standard deviation over n runs; the best finished one is bold"

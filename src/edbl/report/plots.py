@@ -58,7 +58,7 @@ FURTHEST = 1e15  # of a feature, since squares of distances are to be finite
 
 def accuracy_curves(groups: Sequence[Group]) -> str:
     """Draw accuracy against classes seen: a style of line for each read-out, a band for the spread over runs."""
-    return _svg(_curves_figure(groups, INK))
+    return svg(_curves_figure(groups, INK))
 
 
 def save_curves(groups: Sequence[Group], path: Path) -> None:
@@ -86,7 +86,7 @@ def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence
     seen = len(confusion)
     images = confusion.sum(axis=1, keepdims=True)
     shares = confusion / np.maximum(images, 1)  # [seen, seen]
-    figure, axes = _figure(4.6, 4.4, INK)
+    figure, axes = blank(4.6, 4.4, INK)
     # From clear to full, not from white: the page's own background is the zero.
     heat = LinearSegmentedColormap.from_list("heat", [(HEAT, 0.0), (HEAT, 1.0)])
     axes.grid(visible=False)
@@ -102,17 +102,17 @@ def confusion(confusion: Confusion, classes: Sequence[str], task_sizes: Sequence
             share = f"{100 * shares[row, column]:.0f}"
             axes.text(column, row, share, ha="center", va="center", color=INK, fontsize=7)
     if seen <= NAMED:
-        names = [_plain(name) for name in classes[:seen]]
+        names = [plain(name) for name in classes[:seen]]
         axes.set_xticks(range(seen), names, rotation=90 if max(map(len, names), default=0) > 3 else 0, parse_math=False)
         axes.set_yticks(range(seen), names, parse_math=False)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true class, in order of arrival")
-    return _svg(figure)
+    return svg(figure)
 
 
 def tsne(features: NDArray[Any], labels: NDArray[Any], classes: Sequence[str], task_sizes: Sequence[int]) -> str:
     """Draw features in two dimensions: one colour per class, circles for old tasks, triangles for the newest."""
-    return _svg(_tsne_figure(features, labels, classes, task_sizes, INK))
+    return svg(_tsne_figure(features, labels, classes, task_sizes, INK))
 
 
 def _tsne_figure(
@@ -123,7 +123,7 @@ def _tsne_figure(
     points = _embed(features[keep].astype(np.float32))
     labels = labels[keep][: len(points)]
     old = sum(task_sizes[:-1])
-    figure, axes = _figure(4.6, 4.4, ink)
+    figure, axes = blank(4.6, 4.4, ink)
     axes.set(xticks=[], yticks=[], aspect="equal")
     axes.set_box_aspect(1)
     axes.set_adjustable("datalim")
@@ -138,8 +138,8 @@ def _tsne_figure(
         axes.plot(*here.T, linestyle="", markersize=4, alpha=0.75, markeredgewidth=0, **style)
         handles.append(Line2D([], [], linestyle="", markersize=5, **style))
     if 0 < len(handles) <= NAMED:
-        names = [_plain(classes[label]) for label in np.unique(labels)]
-        _legend(axes, handles, names, columns=5 if max(map(len, names)) <= 6 else 3)
+        names = [plain(classes[label]) for label in np.unique(labels)]
+        legend(axes, handles, names, columns=5 if max(map(len, names)) <= 6 else 3)
     return figure
 
 
@@ -148,7 +148,7 @@ def timings(groups: Sequence[Group]) -> str:
     spent = [group.parts() for group in groups]
     parts = list(dict.fromkeys(part for one in spent for part in one if part != "other"))
     parts += ["other"] if any("other" in one for one in spent) else []
-    figure, axes = _figure(7.2, 1.1 + 0.32 * len(groups), INK)
+    figure, axes = blank(7.2, 1.1 + 0.32 * len(groups), INK)
     left = np.zeros(len(groups))
     unit, name = _time_unit(max((sum(one.values()) for one in spent), default=0.0))
     for index, part in enumerate(parts):
@@ -156,13 +156,13 @@ def timings(groups: Sequence[Group]) -> str:
         colour = "#909090" if part == "other" else LINES[index % len(LINES)]
         axes.barh(range(len(groups)), width, left=left, height=0.62, color=colour)
         left += width
-    axes.set_yticks(range(len(groups)), [_plain(group.label, 44) for group in groups], parse_math=False)
+    axes.set_yticks(range(len(groups)), [plain(group.label, 44) for group in groups], parse_math=False)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(f"{name} for the tasks finished")
     if parts:
-        _legend(axes, list(axes.containers), parts, columns=6, gap=0.5)
-    return _svg(figure)
+        legend(axes, list(axes.containers), parts, columns=6, gap=0.5)
+    return svg(figure)
 
 
 def colours(groups: Sequence[Group]) -> list[str]:
@@ -181,7 +181,7 @@ def even_subset(labels: NDArray[Any], most: int) -> NDArray[np.int64]:
 
 
 def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
-    figure, axes = _figure(7.2, 4.0 + 0.2 * math.ceil(len(groups) / 2), ink)
+    figure, axes = blank(7.2, 4.0 + 0.2 * math.ceil(len(groups) / 2), ink)
     shown = [(group, colour) for group, colour in zip(groups, colours(groups), strict=True) if group.readouts]
     lowest = 1.0
     readouts = list(dict.fromkeys(readout for group, _ in shown for readout in group.readouts))
@@ -208,13 +208,14 @@ def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
         axes.set_xticks(ticks)
     axes.set_xlabel("task" if any(0 in group.sizes for group, _ in shown) else "classes seen")
     axes.set_ylabel("accuracy, %")
-    names = [*(_plain(readout_name(readout)) for readout in readouts), *(_plain(group.label, 52) for group, _ in shown)]
+    names = [*(plain(readout_name(readout)) for readout in readouts), *(plain(group.label, 52) for group, _ in shown)]
     if shown:
-        _legend(axes, handles, names, columns=2, gap=0.5)
+        legend(axes, handles, names, columns=2, gap=0.5)
     return figure
 
 
-def _figure(width: float, height: float, ink: str) -> tuple[Figure, Axes]:
+def blank(width: float, height: float, ink: str = INK) -> tuple[Figure, Axes]:
+    """Return a figure without anything in it."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     figure.patch.set_alpha(0)
@@ -230,10 +231,11 @@ def _figure(width: float, height: float, ink: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], columns: int, gap: float = 0.2) -> None:
+def legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], columns: int, gap: float = 0.2) -> None:
+    """Put a legend below a figure."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    legend: Legend = figure.legend(
+    made: Legend = figure.legend(
         list(handles),
         [""] * len(handles),
         loc="outside lower center",
@@ -245,7 +247,7 @@ def _legend(axes: Axes, handles: Sequence[Any], names: Sequence[str], columns: i
         columnspacing=1.2,
     )
     # Set afterwards, because a legend drops names that begin with an underscore.
-    for text, name in zip(legend.get_texts(), names, strict=True):
+    for text, name in zip(made.get_texts(), names, strict=True):
         text.set(text=name, color=axes.xaxis.label.get_color(), parse_math=False)
 
 
@@ -288,7 +290,7 @@ def _time_unit(seconds: float) -> tuple[float, str]:
     return (60.0, "minutes") if seconds >= 180 else (1.0, "seconds")
 
 
-def _plain(name: str, longest: int = 24) -> str:
+def plain(name: str, longest: int = 24) -> str:
     """Return ``name`` on one line, printable and not too long."""
     line = "".join(letter if letter.isprintable() else "\ufffd" for letter in name)
     return line if len(line) <= longest else line[: longest - 1] + "…"
@@ -306,7 +308,8 @@ def _bytes(figure: Figure, kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def _svg(figure: Figure) -> str:
+def svg(figure: Figure) -> str:
+    """Return a figure as text that takes on the colours of the page around it."""
     text = _bytes(figure, "svg").decode()
     text = text[text.index("<svg") :]
     return re.sub(rf"(fill|stroke): {INK}", r"\1: currentColor", text)

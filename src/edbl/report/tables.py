@@ -20,6 +20,7 @@ from rich.text import Text
 from edbl import metrics, users
 from edbl.errors import EdblError
 from edbl.records import Record
+from edbl.text import DASH
 
 LABEL_PARTS = 3  # a label names this many differing values of the recipe, more only where it takes more
 _SETTING_WORDS = {
@@ -31,7 +32,6 @@ _SETTING_WORDS = {
 }
 READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
 TASK_AWARE = "task-aware"  # a read-out that is told the task of an image
-DASH = "—"
 DIGITS = 2  # after the point, where there is room
 
 
