@@ -39,6 +39,8 @@ class Stand(StandIn):
         say: Callable[[int], None],
         device: torch.device,
         engine: str = TORCH,
+        ranges: Tensor | None = None,
+        mirror: bool = True,
     ) -> Tensor:
         say(len(x))
         found: Tensor = Pool()((x.float() / 255 - 0.5) / 0.25)

@@ -16,7 +16,8 @@ from edbl.app.bundle import IMAGES, INCREMENT, Contents
 from edbl.app.description import Bundle, Known, Settings, foreign
 from edbl.app.photos import Array, Photo
 from edbl.app.settings import AUGMENT, Request, change, choose
-from edbl.data.folder import Pixels, image_notes
+from edbl.data.decoding import Pixels
+from edbl.data.folder import image_notes
 from edbl.errors import EdblError, command
 from edbl.memory import Budget
 from edbl.text import count, first, shown
