@@ -17,15 +17,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from sklearn.metrics import roc_auc_score
 from teach import chosen, features
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbl.app import honest, page
+from edbl.app import honest, page, versions
 from edbl.app.description import Settings
 from edbl.app.exact import Answers, Exact
 from edbl.app.learn import increment
+from edbl.app.photos import Photo
 from edbl.app.settings import Request
 from edbl.data import datasets
 from edbl.engine.progress import Progress
@@ -149,23 +151,16 @@ def times(data_dir: Path) -> None:
         print("an update of 5 new classes with 100 photos each, to 100 classes with 100 photos each:")
         for again in range(3):
             _update(model, {f"new {again} {k}": arrays(20 * again + k, EACH, EACH) for k in range(5)})
-            edbl_undo(model)
+            versions.undo(model)
         print("one more photo:")
         for again in range(3):
             _update(model, {"0": arrays(0, EACH + again, 1)})
 
 
-def edbl_undo(model: Path) -> None:
-    """Go back by one version."""
-    from edbl.app import versions
-
-    versions.undo(model)
-
-
 def _update(model: Path, given: dict[str, list[np.ndarray]]) -> None:
-    from edbl.app.opened import _to_learn
-
-    request, photos = Request(image_size=None if model.exists() else 32), _to_learn(given, None)[1]
+    """Learn arrays, and print what it took."""
+    request = Request(image_size=None if model.exists() else 32)
+    photos = [Photo(Path(str(k)), name, Image.fromarray(x)) for name, some in given.items() for k, x in enumerate(some)]
     with increment(model, request, device="cpu", yes=True, say=lambda note: None, given=photos) as begun:
         assert begun is not None
         begun.prepare()

@@ -122,7 +122,7 @@ def test_three_increments_prediction_and_forgetting(tmp_path: Path, cli: Cli, mo
     model, test = tmp_path / "model", write_digits(tmp_path / "test", {0: 20, 1: 20, 2: 20, 3: 20, 4: 20}, 100)
     found = learn(cli, model, write_digits(tmp_path / "a", {0: 40, 1: 40}), *QUICK, "--memory", "per_class=10")
     assert "learnt 2 new classes (digit 0, digit 1) from 72 images" in found.out
-    assert "new classes 100.0%" in found.out
+    assert "all classes 100.0%" in found.out
     assert "before" not in found.out
     found = learn(cli, model, write_digits(tmp_path / "b", {2: 40, 3: 40}))
     assert "known classes on the same 8 images" in found.out

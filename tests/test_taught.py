@@ -183,7 +183,7 @@ def test_what_is_kept_is_said_and_shown(folders: list[Path], tmp_path: Path, cli
     told = learn(cli, tmp_path / "a", folders[0], *OPTIONS)
     assert "the features of each photo are kept, not the photos" in told
     assert "accuracy with each photo left out in turn: all classes" in told
-    assert " of 21)" in told
+    assert " of 21; 95% interval " in told
     assert "memory: features of 21 images, " in told
     assert not (tmp_path / "a" / "exemplars").exists()
     told = learn(cli, tmp_path / "b", folders[0], *OPTIONS, "--keep", "photos")

@@ -184,8 +184,8 @@ def _of_photos(
     found = mirror.look(pixels, train, labels)
     if found.harms:
         notes.append(
-            f"no mirrored copies are learnt: with them a simple classifier told {found.plain} of {found.photos:,} "
-            f"held-out images wrong that it told right without, and {found.mirrored} the other way round (--mirror: do)"
+            f"no mirrored copies are learnt (mirror=true does): with them a simple classifier told {found.plain} of "
+            f"{found.photos:,} held-out images wrong that it told right without, {found.mirrored} the other way round"
         )
     return replace(settings, mirror=not found.harms)
 

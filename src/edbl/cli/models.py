@@ -32,6 +32,9 @@ Engine = Annotated[
     str | None,
     typer.Option(help="What computes features: torch, onnxruntime (default if installed), onnxruntime-int8; for good."),
 ]
+Mirror = Annotated[
+    bool | None, typer.Option(help="Learn mirrored copies too, for good. Default: where held-out photos bear them.")
+]
 Relabel = Annotated[
     bool, typer.Option("--relabel", help="Images that the model knows as another class get the one given.")
 ]
@@ -48,9 +51,7 @@ def learn(
     backbone: Backbone = None,
     tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
     engine: Engine = None,
-    mirror: Annotated[
-        bool | None, typer.Option(help="Learn mirrored copies too, for good. Default: unless held-out photos object.")
-    ] = None,
+    mirror: Mirror = None,
     seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
     device: Device = "auto",
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
