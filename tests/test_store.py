@@ -5,6 +5,7 @@ import json
 import math
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -301,3 +302,21 @@ def test_folders_for_the_time_being_go_though_their_process_was_killed(
         assert names(tmp_path) == sorted([unlocked.name, other.name, mine.name, "edbl-else"])
         assert not names(mine) or names(mine) == [store.LOCK]
     assert names(tmp_path) == sorted([unlocked.name, other.name, "edbl-else"])
+
+
+def test_a_file_of_tensors_that_is_larger_than_it_says_is_not_read(tmp_path: Path) -> None:
+    store.save(tmp_path, "entry", OLD, tensors(1))
+    path = tmp_path / "entry.safetensors"
+    os.truncate(path, 2**33)  # a hole, which takes no room on the disk, and would take 8 GB of memory
+    tracemalloc.start()
+    with pytest.raises(Damaged, match="its checksum is wrong"):
+        store.load(tmp_path, "entry", type(OLD))
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", "Infinity"])
+def test_numbers_that_are_none_are_refused(tmp_path: Path, number: str) -> None:
+    (tmp_path / "x.json").write_text(f'{{"a": [{number}]}}')
+    with pytest.raises(Damaged, match="a number in it is not finite"):
+        store.read_json(tmp_path / "x.json")

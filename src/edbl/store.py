@@ -10,7 +10,9 @@ import dataclasses
 import errno
 import glob
 import hashlib
+import io
 import json
+import math
 import os
 import re
 import shutil
@@ -42,6 +44,7 @@ LONG_NAME = 200  # bytes
 SCRATCH = "edbl-runs-"  # what the names of folders for the time being begin with
 PAUSE = 0.05  # seconds between two tries at a lock
 TRIES = 5  # at reading what is being replaced
+HEAD = 8  # bytes at the beginning of a file of tensors: how long what it says of them is
 # The most that is read: of values in JSON, of texts that people write, and how deep either may be nested.
 MOST_VALUES, MOST_TEXT, DEEPEST = 64 * 2**20, 2**20, 30
 LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){{{DEEPEST}}}""")
@@ -133,14 +136,28 @@ def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
         return {}
     path = folder / f"{name}{TENSORS}"
     for place in (path, folder / f"{name}{NEW}", path):  # again, as they may take their place between two looks
-        with suppress(FileNotFoundError):
-            data = read_file(place, own=True)
-            if hashlib.sha256(data).hexdigest() == checksum:
-                try:
-                    return safetensors.torch.load(data)
-                except (SafetensorError, ValueError, KeyError) as error:
-                    raise Damaged(place, str(error)) from error
+        with suppress(FileNotFoundError), _opened(place, own=True) as file:
+            if not _is_whole(file) or hashlib.file_digest(file, "sha256").hexdigest() != checksum:
+                continue
+            file.seek(0)
+            try:
+                return safetensors.torch.load(file.read())
+            except (SafetensorError, ValueError, KeyError) as error:
+                raise Damaged(place, str(error)) from error
     raise Damaged(path, "its checksum is wrong" if path.exists() else "the file is missing")
+
+
+def _is_whole(file: io.BufferedReader) -> bool:
+    """Tell whether a file of tensors is as large as it says at its beginning, to which it is left."""
+    try:
+        head = int.from_bytes(file.read(HEAD), "little")
+        tensors = json.loads(file.read(head)) if head <= MOST_VALUES else {}
+        ends = [one["data_offsets"][1] for name, one in tensors.items() if name != "__metadata__"]
+        return bool(HEAD + head + max(ends, default=0) == os.fstat(file.fileno()).st_size)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+        return False
+    finally:
+        file.seek(0)
 
 
 def check_tensors(found: "Mapping[str, Tensor]", wanted: "Mapping[str, Tensor]") -> None:
@@ -212,7 +229,7 @@ def busy(folder: Path) -> EdblError:
 def read_json(path: Path) -> dict[str, Any]:
     """Return what a JSON file says, which must be an object."""
     try:
-        stored = json.loads(read_file(path, MOST_VALUES, own=True))
+        stored = json.loads(read_file(path, MOST_VALUES, own=True), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"not valid JSON ({error})") from error
     if not isinstance(stored, dict):
@@ -224,6 +241,13 @@ def read_json(path: Path) -> dict[str, Any]:
         if not level:
             return stored
     raise Damaged(path, "it is nested too deep")
+
+
+def _finite(text: str) -> float:
+    """Return a number of a JSON file: what writes them writes no other, and what reads them might pass it on."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError("a number in it is not finite")
+    return number
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -249,6 +273,12 @@ def read_file(path: Path, most: int | None = None, own: bool = False) -> bytes:
 
     One that is a run's or a model's ``own`` may be no link. What is wrong is an `OSError`, as if the system said so.
     """
+    with _opened(path, most, own) as file:
+        return file.read()
+
+
+@contextmanager
+def _opened(path: Path, most: int | None = None, own: bool = False) -> Iterator[io.BufferedReader]:
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     with os.fdopen(os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0)), "rb") as file:
         found = os.fstat(file.fileno())
@@ -256,7 +286,7 @@ def read_file(path: Path, most: int | None = None, own: bool = False) -> bytes:
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if most is not None and found.st_size > most:
             raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, and at most {most:,} are read", str(path))
-        return file.read()
+        yield file
 
 
 def _by_key(value: object) -> object:
