@@ -77,7 +77,7 @@ class Method:
     """Cross-entropy on new images and exemplars; the base of all methods."""
 
     name: ClassVar[str]
-    title: ClassVar[str]
+    title: ClassVar[str] = ""
     source: ClassVar[str]  # paper
     year: ClassVar[int | None] = None  # of its publication
     distils: ClassVar[bool] = False  # learns from the old net as a teacher
