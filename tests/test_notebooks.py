@@ -12,7 +12,7 @@ def test_notebook(notebook: Path) -> None:
     nbclient = pytest.importorskip("nbclient", reason="edbl[docs] is not installed")
     import nbformat
 
-    book = nbformat.read(notebook, as_version=4)
+    book = nbformat.read(notebook, as_version=4)  # type: ignore[no-untyped-call]
     assert all(cell.get("outputs") is not None for cell in book.cells if cell.cell_type == "code")
     nbclient.NotebookClient(book, timeout=250, kernel_name="python3").execute()
     printed = [cell for cell in book.cells if cell.cell_type == "code" and cell.outputs]
