@@ -44,7 +44,7 @@ VARIANTS: tuple[tuple[str, Mapping[str, object]], ...] = (
 def short(method: str, backbone: str, stream: tuple[str, int, str], options: Mapping[str, object]) -> Recipe:
     """Return a recipe on digits that takes a second, with every phase that the method has."""
     protocol, phases, memory = stream
-    given: dict[str, object] = {"stream.protocol": protocol, "stream.phases": phases, "memory": memory, **options}
+    given: dict[str, object] = {"stream.protocol": protocol, "stream.tasks": phases, "memory": memory, **options}
     for key in Recipe.keys(method):
         if key.endswith("epochs") and key != "first.task_epochs":
             given[key] = 2
@@ -71,7 +71,7 @@ def of_recipes() -> Iterator[tuple[str, str]]:
     """Yield all values of each recipe that data, presets and streams give."""
     every = product(sorted(methods()), [*DATASETS, "."], PRESETS, ("base0", "base-half"), PHASES, MEMORIES)
     for method, data, preset, protocol, phases, memory in every:
-        given: dict[str, object] = {"stream.protocol": protocol, "stream.phases": phases, "memory": memory}
+        given: dict[str, object] = {"stream.protocol": protocol, "stream.tasks": phases, "memory": memory}
         values = Recipe.build(method, data, preset=preset, **given).values()
         name = f"recipe {method} {data} {preset} {protocol} {phases} {memory}"
         yield name, json.dumps(values, sort_keys=True, default=list)

@@ -44,15 +44,15 @@ def _title(column: Column, shown: list[Experiment]) -> str:
     settings = column.settings
     budget = str(settings["memory"]).removeprefix("total=").replace("per_class=20", "20")
     per_class = " per class" if "per_class" in str(settings["memory"]) else ""
-    phases = f", {settings['stream.phases']} phases" if "stream.phases" in settings else ""
+    tasks = f", {settings['stream.tasks']} tasks" if "stream.tasks" in settings else ""
     where = ", ".join(experiment.title.partition(":")[0] for experiment in shown)
-    stream = f"{DATA_SETS[str(settings['data.name'])]}, {PROTOCOLS[str(settings['stream.protocol'])]}{phases}"
+    stream = f"{DATA_SETS[str(settings['data.name'])]}, {PROTOCOLS[str(settings['stream.protocol'])]}{tasks}"
     return f"EDBL on {stream}, {budget} exemplars{per_class} ({where})."
 
 
 def _number(first: Experiment) -> str:
     if first.name == "table4":
-        return "accuracy after the last phase, CNN: "
+        return "accuracy after the last task, CNN: "
     return "average incremental accuracy, CNN and NME: "
 
 

@@ -781,7 +781,7 @@ def test_a_data_set_with_train_and_test(tmp_path: Path, cli: Cli) -> None:
         (["--seed", "-1"], "must be 0 or more"),
         (["--method", "rkd", "--set", "gamma=3"], "it is an option of edbl, ib, iib, iib-kd, not of rkd"),
         (["--set", "net.backbone=mlp"], "it has the setting backbone"),
-        (["--set", "stream.phases=3"], "a model has no such setting"),
+        (["--set", "stream.tasks=3"], "a model has no such setting"),
         (["--set", "nonsense"], "write KEY=VALUE"),
         (["--set", "schedule.epoch=3"], "did you mean"),
         (["--set", "epochs=1", "--set", "epochs=2"], "--set gives epochs twice"),

@@ -19,7 +19,7 @@ from edbl.pulse import Pulse
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer, last_state
 
-SMALL: dict[str, object] = {"net.backbone": "mlp", "schedule.epochs": 3, "stream.phases": 3, "checkpoint_seconds": 0}
+SMALL: dict[str, object] = {"net.backbone": "mlp", "schedule.epochs": 3, "stream.tasks": 3, "checkpoint_seconds": 0}
 
 
 def recipe(method: str = "rkd", **given: object) -> Recipe:

@@ -48,7 +48,7 @@ def refused(finished: Finished, *words: str) -> None:
 
 
 def test_run_report_resume(cli: Cli) -> None:
-    finished = cli("run", "rkd", *QUICK, "--phases", 2, "--memory", "total=20", "--order", 1993, "--seed", 3)
+    finished = cli("run", "rkd", *QUICK, "--tasks", 2, "--memory", "total=20", "--order", 1993, "--seed", 3)
     assert finished.code == 0, finished
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("rkd-digits-base0-2-seed3-")
@@ -66,7 +66,7 @@ def test_run_report_resume(cli: Cli) -> None:
     assert (folder / "report.html").is_file()
     assert Recipe.read(folder / "recipe.toml").values() == Recipe.of(record.recipe).values()
     assert cli("resume", folder).code == 0
-    again = cli("run", "finetune", *QUICK, "--phases", 2, "--out", "other")
+    again = cli("run", "finetune", *QUICK, "--tasks", 2, "--out", "other")
     assert again.code == 0
     both = cli("report", folder, "other", "--out", "both.html")
     assert both.code == 0
@@ -134,8 +134,8 @@ def test_list(cli: Cli) -> None:
 
 
 def test_messages_name_the_option_behind_a_setting() -> None:
-    assert with_flags("use stream.phases of 1 to 5") == "use stream.phases (--phases) of 1 to 5"
-    for told in ("--order x: stream.order is odd", "write `stream.phases = 2`", "stream.phases=2", "my.stream.phases"):
+    assert with_flags("use stream.tasks of 1 to 5") == "use stream.tasks (--tasks) of 1 to 5"
+    for told in ("--order x: stream.order is odd", "write `stream.tasks = 2`", "stream.tasks=2", "my.stream.tasks"):
         assert with_flags(told) == told
 
 
@@ -231,11 +231,11 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--memory", "2000"], ["write total=2000, per_class=20 or none"]),
         (["run", "edbl", "--memory", "total=9"], ["smaller than one image for each of 10 classes", "total=10"]),
         (["run", "edbl", "--memory", "per_class=0"], ["per_class=1"]),
-        (["run", "edbl", "--phases", "11"], ["11 phases do not fit", "use stream.phases (--phases) of 1 to 10"]),
-        (["run", "edbl", "--protocol", "base-half", "--phases", "6"], ["6 phases do not fit", "1 to 5"]),
+        (["run", "edbl", "--tasks", "11"], ["11 tasks do not fit", "use stream.tasks (--tasks) of 1 to 10"]),
+        (["run", "edbl", "--protocol", "base-half", "--tasks", "6"], ["6 tasks do not fit", "1 to 5"]),
         (
-            ["run", "edbl", "--protocol", "base-step", "--phases", "5"],
-            ["stream.phases (--phases) means nothing to", "base-step"],
+            ["run", "edbl", "--protocol", "base-step", "--tasks", "5"],
+            ["stream.tasks (--tasks) means nothing to", "base-step"],
         ),
         (
             ["run", "edbl", "--protocol", "tasks", "--order", "1993"],
@@ -244,12 +244,12 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks means nothing to protocol base0"]),
         (["run", "edbl", "--set", "step=2"], ["stream.step means nothing to protocol base0"]),
         (
-            ["run", "edbl", "--phases", "5", "--set", "protocol=tasks"],
-            ["stream.phases (--phases) means nothing to", "tasks"],
+            ["run", "edbl", "--tasks", "5", "--set", "protocol=tasks"],
+            ["stream.tasks (--tasks) means nothing to", "tasks"],
         ),
         (
-            ["run", "edbl", "--phases", "5", "--set", "phases=2"],
-            ["stream.phases (--phases) is given twice, once as 'phases'"],
+            ["run", "edbl", "--tasks", "5", "--set", "phases=2"],
+            ["stream.tasks (--tasks) is given twice, once as 'phases'"],
         ),
         (["run", "edbl", "--seed", "3", "--set", "seed=4"], ["seed is given twice, once by --set"]),
         (["run", "rkd", "--set", "method=edbl"], ["method is given twice, once by --set"]),
@@ -370,7 +370,7 @@ def folder_of_images(root: Path, classes: int = 4, each: int = 6) -> None:
 
 def test_an_image_folder_end_to_end(cli: Cli, tmp_path: Path) -> None:
     folder_of_images(tmp_path / "photos")
-    settings = ["--set", "net.backbone=small", "--preset", "quick", "--phases", 2, "--memory", "per_class=2"]
+    settings = ["--set", "net.backbone=small", "--preset", "quick", "--tasks", 2, "--memory", "per_class=2"]
     finished = cli("run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "run")
     assert finished.code == 0, finished
     record = records.read(Path("run"))
@@ -386,7 +386,7 @@ def test_an_image_folder_end_to_end(cli: Cli, tmp_path: Path) -> None:
 
 def test_classes_of_few_images_and_few_classes_run(cli: Cli, tmp_path: Path) -> None:
     folder_of_images(tmp_path / "photos", classes=2, each=1)
-    settings = ["--set", "net.backbone=mlp", "--preset", "quick", "--phases", 2, "--memory", "per_class=5"]
+    settings = ["--set", "net.backbone=mlp", "--preset", "quick", "--tasks", 2, "--memory", "per_class=5"]
     assert cli("run", "edbl", "--data", tmp_path / "photos", *settings, "--out", "run").code == 0
 
 

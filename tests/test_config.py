@@ -307,7 +307,7 @@ IDLE = "means nothing to protocol"
     [
         ([{"stream.base": 4, "step": 3}], f"stream.base {IDLE} base0; leave it out"),
         ([{"protocol": "tasks", "stream.tasks": [["0"], ["1"]], "order": "1993"}], f"stream.order {IDLE} tasks"),
-        ([{"stream.protocol": "base-step"}, {"stream.phases": 5}], f"stream.phases {IDLE} base-step"),
+        ([{"stream.protocol": "base-step"}, {"stream.tasks": 5}], f"stream.tasks {IDLE} base-step"),
         ([{"stream.base": 4}, {"stream.protocol": "base-half"}], f"stream.base {IDLE} base-half"),
     ],
 )
@@ -317,7 +317,7 @@ def test_a_key_that_means_nothing_to_the_protocol_is_refused(layers: list[dict[s
 
 
 def test_a_later_layer_may_change_the_protocol(tmp_path: Path) -> None:
-    assert Recipe.of({"stream.phases": 2}, {"stream.protocol": "base-step", "stream.step": 3}).stream.step == 3
+    assert Recipe.of({"stream.tasks": 2}, {"stream.protocol": "base-step", "stream.step": 3}).stream.step == 3
     assert Recipe.of({"stream.step": 3}, {"stream.protocol": "base-step"}).stream.step == 3
     path = tmp_path / "recipe.toml"
     path.write_text("[stream]\nbase = 4\nstep = 3\n", encoding="utf-8")
@@ -327,7 +327,7 @@ def test_a_later_layer_may_change_the_protocol(tmp_path: Path) -> None:
     made = Recipe.build("rkd", phases=2)
     path.write_text(made.toml(), encoding="utf-8")
     for other in ({}, {"method": "edbl"}):
-        assert Recipe.read(path, {"stream.protocol": "base-step", **other}).stream.phases == 2, "a file of every value"
+        assert Recipe.read(path, {"stream.protocol": "base-step", **other}).stream.tasks == 2, "a file of every value"
     with pytest.raises(EdblError, match=f"stream.step {IDLE} base0"):
         Recipe.read(path, {"stream.step": 3})
     path.write_text(made.toml().replace("tasks = []\n", ""), encoding="utf-8")
@@ -645,7 +645,7 @@ def test_a_setting_that_looks_like_a_date_stays_text() -> None:
 def test_what_no_table_of_the_paper_prints() -> None:
     for preset in ("default", "paper", "quick"):
         for data, phases in (("digits", 5), ("cifar100", 4), ("tiny-imagenet", 4)):
-            options = Recipe.build("edbl", data, preset=preset, **{"stream.phases": phases}).options
+            options = Recipe.build("edbl", data, preset=preset, **{"stream.tasks": phases}).options
             assert isinstance(options, EDBL.Config)
             assert (options.gamma, options.alpha) == (100.0, 5e-6)
 
@@ -667,7 +667,7 @@ def test_digits_have_small_batches_with_few_old_images() -> None:
         ("cifar100", {"memory": "total=500", "stream.protocol": "base-half"}, 1, 0.01),
         ("cifar100", {"memory": "total=500", "preset": "paper"}, 32, 0.1),
         ("cifar10", {}, 1, 0.1),
-        ("cifar10", {"stream.phases": 2}, 1, 0.01),
+        ("cifar10", {"stream.tasks": 2}, 1, 0.01),
         ("cifar10", {"memory": "total=2000"}, 32, 0.1),
         ("cifar10", {"memory": "per_class=199"}, 1, 0.1),
         ("cifar10", {"memory": "per_class=200"}, 32, 0.1),
@@ -756,7 +756,7 @@ def test_short_schedules_are_not_lengthened() -> None:
 
 
 def test_every_value_says_where_it_comes_from() -> None:
-    given = {"method": "edbl", "preset": "tuned", "data.name": "cifar10", "stream.phases": 2, "balance.epochs": 10}
+    given = {"method": "edbl", "preset": "tuned", "data.name": "cifar10", "stream.tasks": 2, "balance.epochs": 10}
     found = Recipe.origins(given)
     assert {key: value for key, (value, _) in found.items()} == Recipe.of(given).values()
     origins = {key: origin for key, (_, origin) in found.items()}
@@ -764,16 +764,16 @@ def test_every_value_says_where_it_comes_from() -> None:
     assert origins["data.mean"] == "data set cifar10"
     assert origins["options.gamma"] == "preset tuned (calibration: many new images in one task)"
     assert origins["options.balance.milestones"] == "moved with the epochs"
-    assert origins["stream.phases"] == "given"
+    assert origins["stream.tasks"] == "given"
 
 
 def test_the_list_of_options_tells_origins(cli: Cli) -> None:
-    done = cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper", "--set", "stream.phases=10")
+    done = cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper", "--set", "stream.tasks=10")
     assert done.code == 0, done.err
     lines = {line.split()[0]: line for line in done.out.splitlines()}
     assert "preset paper (Table 6)" in lines["options.gamma"]
     assert "preset paper (as printed)" in lines["options.max_rounds"]
-    assert "given" in lines["stream.phases"]
+    assert "given" in lines["stream.tasks"]
 
 
 @dataclass(frozen=True)
@@ -825,3 +825,38 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
     said = {"kind": "a", "parts": {}, "places": [], "rest": []}
     with pytest.raises(config.Unfit, match=message):
         config.fit(Said, said | change, "file")
+
+
+@pytest.mark.parametrize("protocol", ["base0", "base-half"])
+def test_the_older_name_of_tasks_is_read(protocol: str) -> None:
+    recipe = Recipe.build("rkd", **{"stream.protocol": protocol, "stream.phases": 3})
+    assert recipe == Recipe.build("rkd", protocol=protocol, phases=3) == Recipe.build("rkd", protocol=protocol, tasks=3)
+    assert recipe.stream.number == 3
+
+
+def test_complete_recipes_of_before_are_read(tmp_path: Path) -> None:
+    listed = Recipe.build("rkd", **{"stream.protocol": "tasks", "stream.tasks": [["0", "1"], ["2"]]})
+    for recipe, tasks in ((Recipe.build("rkd", tasks=2), "[]"), (listed, '[["0", "1"], ["2"]]')):
+        today = next(line for line in recipe.toml().splitlines() if line.startswith("tasks = "))
+        (tmp_path / "old.toml").write_text(recipe.toml().replace(today, f"phases = 2\ntasks = {tasks}"))
+        assert Recipe.read(tmp_path / "old.toml") == recipe
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"stream.phases": 3, "stream.tasks": 3}, r"^stream\.tasks is given twice, once as 'stream\.phases'$"),
+        ({"phases": 3, "stream.phases": 3}, "given twice"),
+        ({"stream.tasks": [["0"], ["1"]]}, r"^protocol base0 needs a number as stream\.tasks; protocol tasks lists"),
+        (
+            {"stream.protocol": "tasks"},
+            r"^protocol tasks needs stream\.tasks to list the tasks, with at least one class",
+        ),
+        ({"stream.protocol": "tasks", "stream.tasks": [["0"], []]}, "with at least one class each"),
+        ({"stream.tasks": 0}, r"^stream\.tasks = 0 is too small: at least 1$"),
+        ({"stream.tasks": "many"}, r"^stream\.tasks = 'many' is not a whole number or a list"),
+    ],
+)
+def test_tasks_that_a_protocol_has_no_use_for(given: dict[str, object], told: str) -> None:
+    with pytest.raises(EdblError, match=told):
+        Recipe.of(given)

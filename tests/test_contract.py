@@ -45,7 +45,7 @@ Baseline = dict[tuple[str, str], Whole]
 def recipe(method: str, protocol: str = "base0", seed: int = 0, **given: object) -> Recipe:
     quick: dict[str, object] = {
         "stream.protocol": protocol,
-        "stream.phases": PROTOCOLS[protocol],
+        "stream.tasks": PROTOCOLS[protocol],
         "memory": MEMORY[protocol],
         "net.backbone": "mlp",
         "schedule.epochs": 4,
@@ -296,7 +296,7 @@ def test_a_run_from_the_command_line_with_the_default_backbone_is_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("edbl.report.files.write_report", lambda runs, out: out)  # it takes longer than all else
-    short = ("--phases", 2, "--set", "optim.batch=1000")
+    short = ("--tasks", 2, "--set", "optim.batch=1000")
     finished = cli("run", method, "--data", "digits", "--preset", "quick", *short)
     assert finished.code == 0, finished
     (folder,) = Path("runs").iterdir()

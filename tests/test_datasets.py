@@ -23,7 +23,7 @@ from edbl.data.download import Remote
 from edbl.data.stream import class_order
 from edbl.errors import EdblError
 
-KEYS = {"data.augment", "data.pad", "data.mean", "data.std", "net.backbone", "memory", "stream.phases"}
+KEYS = {"data.augment", "data.pad", "data.mean", "data.std", "net.backbone", "memory", "stream.tasks"}
 RNG = np.random.default_rng(0)
 
 

@@ -364,7 +364,7 @@ def test_a_run_never_changes_a_backbone_once_it_is_old(tmp_path: Path) -> None:
                 states[found[0]] = found[1].parts("net.")[0]
 
     states: dict[int, dict[str, Tensor]] = {}
-    given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "schedule.epochs": 2, "tune.epochs": 2}
+    given = {"stream.tasks": 3, "memory": "total=25", "net.backbone": "mlp", "schedule.epochs": 2, "tune.epochs": 2}
     run(Recipe.build("der-net", data="digits", preset="quick", **given), tmp_path / "run", progress=Keep())
     assert sorted(states) == [0, 1, 2]
 

@@ -143,7 +143,7 @@ def test_a_class_that_is_forgotten_goes_from_the_logits_of_all() -> None:
 
 
 def test_a_reservoir_within_its_budget_whose_logits_are_saved(tmp_path: Path) -> None:
-    given = {"memory": "total=30", "net.backbone": "mlp", "schedule.epochs": 2, "stream.phases": 3}
+    given = {"memory": "total=30", "net.backbone": "mlp", "schedule.epochs": 2, "stream.tasks": 3}
     made = Recipe.of({"method": "der++", "data.name": "digits", "preset": "quick", **given})
     record = run(made, tmp_path / "run")
     kept = last_state(tmp_path / "run", record).tensors

@@ -202,7 +202,7 @@ def test_a_note_is_told_once_and_is_in_the_record(tmp_path: Path, monkeypatch: p
     note = "PyTorch augments on this device: it does not compile"
     monkeypatch.setattr(trial, "settle", lambda device, shape, progress: [note])
     told = Told()
-    small = {"stream.phases": 2, "net.backbone": "mlp", "schedule.epochs": 1}
+    small = {"stream.tasks": 2, "net.backbone": "mlp", "schedule.epochs": 1}
     run(Recipe.build("finetune", "digits", preset="quick", **small), tmp_path / "run", progress=told)
     assert told.lines.count(note) == 1
     assert records.read(tmp_path / "run").notes == [note]

@@ -153,7 +153,7 @@ METHOD_FILES = {
 @pytest.mark.parametrize("at", [20, 50])
 def test_methods_of_the_docs_go_on_with_the_same_bits(file: str, at: int, tmp_path: Path) -> None:
     (tmp_path / file).write_text(METHOD_FILES[file])
-    short = {"stream.phases": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0}
+    short = {"stream.tasks": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0}
     recipe = Recipe.build(str(tmp_path / file), "digits", preset="quick", **short)
     whole = run(recipe, tmp_path / "whole")
     killed = whole

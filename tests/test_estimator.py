@@ -168,7 +168,7 @@ def test_a_call_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    "options", [{"data.holdout": 0.5}, {"stream.phases": 3}, {"data.image_size": 7}, {"preset": "quick"}]
+    "options", [{"data.holdout": 0.5}, {"stream.tasks": 3}, {"data.image_size": 7}, {"preset": "quick"}]
 )
 def test_options_that_would_do_nothing(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="has no effect here"):

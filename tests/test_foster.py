@@ -172,7 +172,7 @@ def test_a_class_is_forgotten_by_both_and_the_net_loads_again() -> None:
 
 
 def test_the_record_has_both(tmp_path: Path) -> None:
-    given = {"memory": "total=50", "net.backbone": "mlp", "schedule.epochs": 4, "stream.phases": 3}
+    given = {"memory": "total=50", "net.backbone": "mlp", "schedule.epochs": 4, "stream.tasks": 3}
     record = run(Recipe.of({"method": "foster", "data.name": "digits", "preset": "quick", **given}), tmp_path / "run")
     assert record.accuracy.keys() == {"cnn", "nme", "boosted"}
     assert record.accuracy["boosted"][0] == record.accuracy["cnn"][0]

@@ -28,7 +28,7 @@ from tests.test_resume import KillIn
 from tests.vectors import same, seeded
 
 DIGITS = datasets.load("digits")
-QUICK: Any = {"preset": "quick", "optim.batch": 100, "stream.phases": 2, "checkpoint_seconds": 0}
+QUICK: Any = {"preset": "quick", "optim.batch": 100, "stream.tasks": 2, "checkpoint_seconds": 0}
 
 
 def arrays(dataset: Dataset = DIGITS) -> tuple[Any, ...]:

@@ -270,7 +270,7 @@ def test_steps_that_cannot_be_captured_are_made_one_by_one(tmp_path: Path) -> No
 
     ends = []
     for graph in (True, False):
-        small = {"net.backbone": "resnet32", "stream.phases": 2, "schedule.epochs": 2, "graph": graph}
+        small = {"net.backbone": "resnet32", "stream.tasks": 2, "schedule.epochs": 2, "graph": graph}
         recipe = Recipe.build(Waits, "digits", preset="quick", device="cuda", **small)
         ends.append(run(recipe, tmp_path / str(graph), method=Waits))
     assert "are not replayed as a CUDA graph" in " ".join(ends[0].notes)
@@ -299,7 +299,7 @@ def test_killed_and_resumed_on_a_gpu_equals_uninterrupted(method: str, tmp_path:
 def test_side_by_side_each_run_has_the_bits_that_it_has_alone(tmp_path: Path) -> None:
     torch.backends.cudnn.allow_tf32 = True  # as in the processes of the others
     # At a rate of 0.1 so short a run of der-net diverges.
-    small = {"net.backbone": "resnet32", "stream.phases": 2, "schedule.epochs": 2, "schedule.lr": 0.01}
+    small = {"net.backbone": "resnet32", "stream.tasks": 2, "schedule.epochs": 2, "schedule.lr": 0.01}
     made = {name: Recipe.build(name, "digits", preset="quick", device="cuda", **small) for name in sorted(methods())}
     recipes = {name: recipe for name, recipe in made.items() if divisible(recipe)}
     jobs = [Job(recipe, tmp_path / "together" / name) for name, recipe in recipes.items()]

@@ -29,7 +29,7 @@ SMALL: dict[str, object] = {
     "net.backbone": "mlp",
     "schedule.epochs": 2,
     "options.balance.epochs": 1,
-    "stream.phases": 3,
+    "stream.tasks": 3,
     "checkpoint_seconds": 0,
 }
 

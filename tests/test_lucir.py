@@ -226,7 +226,7 @@ def test_old_weights_do_not_move_in_a_run(tmp_path: Path, monkeypatch: pytest.Mo
             seen.append((torch.equal(head.old, old), torch.equal(head.weight, new)))
 
     monkeypatch.setattr(LUCIR, "phases", spy)
-    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2}
+    small = {"net.backbone": "mlp", "stream.tasks": 3, "schedule.epochs": 2}
     run(Recipe.build("lucir", data="digits", preset="quick", **small), tmp_path / "run")
     assert seen == [(True, False)] * 3
 

@@ -31,7 +31,7 @@ QUIET = Console(quiet=True)
 
 
 def recipe(method: str = "rkd", seed: int = 0, memory: str = "total=40", lr: float = 0.1) -> Recipe:
-    small = {"net.backbone": "mlp", "schedule.epochs": 2, "stream.phases": 2, "schedule.lr": lr, "memory": memory}
+    small = {"net.backbone": "mlp", "schedule.epochs": 2, "stream.tasks": 2, "schedule.lr": lr, "memory": memory}
     return Recipe.build(method, data="digits", preset="quick", seed=seed, **small)
 
 

@@ -82,7 +82,7 @@ FLIPS = (
         return replace(super().draw(task), augment=both)
 """
 )
-SHORT: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "stream.phases": 3, "checkpoint_seconds": 0}
+SHORT: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "stream.tasks": 3, "checkpoint_seconds": 0}
 
 
 def refused(tmp_path: Path, members: str, match: str) -> None:

@@ -376,7 +376,7 @@ def test_old_proxies_move_in_no_phase_but_the_tuning(tmp_path: Path, monkeypatch
             still.append((phase.name, old, new, scale, first))
 
     monkeypatch.setattr(PODNet, "phases", spy)
-    small = {"net.backbone": "mlp", "stream.phases": 3, "schedule.epochs": 2}
+    small = {"net.backbone": "mlp", "stream.tasks": 3, "schedule.epochs": 2}
     run(Recipe.build("podnet", "digits", preset="quick", **small, **{"options.tune.epochs": 2}), tmp_path / "run")
     train, tuning = ("train", True, False, False, False), ("tune", False, False, True, True)
     assert still == [train, train, tuning, train, tuning]

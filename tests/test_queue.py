@@ -26,7 +26,7 @@ from tests.test_many import FRAGILE
 ROOT = Path(__file__).parents[1]
 QUIET = Console(quiet=True)
 H200 = "NVIDIA H200, 33% of it"
-SMALL = {"data.name": "digits", "preset": "quick", "stream.phases": 2, "net.backbone": "mlp", "schedule.epochs": 1}
+SMALL = {"data.name": "digits", "preset": "quick", "stream.tasks": 2, "net.backbone": "mlp", "schedule.epochs": 1}
 
 
 def recipe(method: str = "rkd", seed: int = 0, given: Mapping[str, object] = SMALL) -> Recipe:
@@ -127,7 +127,7 @@ def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> Non
     assert names.index("other systems") == names.index("rivals, their own recipes") + 1
     runs = {one.folder: one.recipe for one in items[names.index("other systems")].runs}
     foster = {folder: recipe for folder, recipe in runs.items() if recipe.method == "foster"}
-    assert {(r.stream.protocol, r.stream.phases, r.memory) for r in foster.values()} == {
+    assert {(r.stream.protocol, r.stream.tasks, r.memory) for r in foster.values()} == {
         ("base0", 5, "total=2000"),
         ("base0", 10, "total=2000"),
         ("base-half", 5, "per_class=20"),
@@ -135,7 +135,7 @@ def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> Non
     }
     assert {(r.data.augment, r.data.cutout) for r in foster.values()} == {("crop-flip-trivial", 16)}
     for made in foster.values():
-        later = made.stream.phases - (made.stream.protocol == "base0")
+        later = made.stream.tasks - (made.stream.protocol == "base0")
         betas = made.values()["options.boost_betas"]
         assert isinstance(betas, tuple)
         assert len(betas) in (1, later)
@@ -145,7 +145,7 @@ def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> Non
         "acil-paper-seed0": 0.0,
         "ds-al-paper-seed0": 0.6,
     }
-    assert {(r.stream.protocol, r.stream.phases, r.memory) for r in analytic.values()} == {("base-half", 25, "none")}
+    assert {(r.stream.protocol, r.stream.tasks, r.memory) for r in analytic.values()} == {("base-half", 25, "none")}
     assert {r.preset for r in runs.values()} == {"paper"}
     assert all(images(r) is not None for r in runs.values())
 
@@ -317,7 +317,7 @@ def test_a_process_that_is_killed_meanwhile_ends_no_run(tmp_path: Path) -> None:
     assert list((tmp_path / "marks").iterdir())
 
 
-COLUMN = Column("digits, 2 phases", "digits-2", {k: v for k, v in SMALL.items() if k != "seed"})
+COLUMN = Column("digits, 2 tasks", "digits-2", {k: v for k, v in SMALL.items() if k != "seed"})
 ROWS = (
     Row("Mixed", "vanilla-mkd", "cnn", ((0.5,),)),
     Row("Ours", "re-mkd", "cnn", ((0.5,),)),

@@ -67,7 +67,7 @@ def test_numbers_of_a_head_are_the_papers() -> None:
         ("cifar100-base0-5", "CNN and NME: 72.2 and 69.33"),
         ("cifar10-base0-5", "CNN and NME: 77.42 and 78.51 (again in Appendix D: 80.4 and 81.9)"),
         ("tiny-imagenet-base-half-10", "CNN and NME: 53.8 and 49.97"),
-        ("cifar100-base0-5-200", "after the last phase, CNN: 42.68"),
+        ("cifar100-base0-5-200", "after the last task, CNN: 42.68"),
         ("cifar10-four", "none is printed"),
     ):
         assert f"{printed}\n" in find_recipe(name).read_text(), name

@@ -30,11 +30,11 @@ from tests.conftest import Cli, full_disk
 from tests.test_contract import Killed, last_state
 from tests.vectors import same
 
-SETTINGS = ["stream.phases=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
+SETTINGS = ["stream.tasks=3", "memory=total=25", "net.backbone=mlp", "checkpoint_seconds=0"]
 
 
 def recipe() -> Recipe:
-    given = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
+    given = {"stream.tasks": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
     return Recipe.build("edbl", data="digits", preset="quick", **given)
 
 

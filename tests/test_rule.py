@@ -23,17 +23,17 @@ DOC = Path(__file__).parents[1] / "docs" / "rule.md"
 
 # New images, exemplars, old and new classes, size: rate, epochs, weight of distillation, old images in a batch of 128.
 VALUES = {
-    "CIFAR-10, Base-0, 2 phases": ((25000, 200, 5, 5), (0.014, 38, 2.1, 1)),
-    "CIFAR-10, Base-0, 5 phases, second task": ((10000, 200, 2, 2), (0.019, 63, 1.9, 3)),
-    "CIFAR-10, Base-0, 5 phases, last task": ((10000, 200, 8, 2), (0.019, 63, 6.4, 3)),
-    "CIFAR-100, Base-0, 2 phases": ((25000, 2000, 50, 50), (0.025, 95, 1.5, 12)),
-    "CIFAR-100, Base-0, 5 phases, second task": ((10000, 2000, 20, 20), (0.028, 110, 1.4, 31)),
-    "CIFAR-100, Base-0, 5 phases, last task": ((10000, 2000, 80, 20), (0.028, 110, 4.6, 31)),
-    "CIFAR-100, Base-0, 10 phases, last task": ((5000, 2000, 90, 10), (0.029, 119, 9.6, 55)),
-    "CIFAR-100, Base-half, 5 phases, second task": ((5000, 1000, 50, 10), (0.028, 115, 5.7, 31)),
-    "CIFAR-100, Base-half, 10 phases, last task": ((2500, 1900, 95, 5), (0.029, 127, 18.3, 84)),
-    "Tiny-ImageNet, Base-half, 5 phases, second task": ((10000, 2000, 100, 20, 64), (0.028, 156, 5.7, 31)),
-    "CIFAR-100, Base-0, 5 phases, 500 exemplars": ((10000, 500, 20, 20), (0.023, 87, 1.6, 7)),
+    "CIFAR-10, Base-0, 2 tasks": ((25000, 200, 5, 5), (0.014, 38, 2.1, 1)),
+    "CIFAR-10, Base-0, 5 tasks, second task": ((10000, 200, 2, 2), (0.019, 63, 1.9, 3)),
+    "CIFAR-10, Base-0, 5 tasks, last task": ((10000, 200, 8, 2), (0.019, 63, 6.4, 3)),
+    "CIFAR-100, Base-0, 2 tasks": ((25000, 2000, 50, 50), (0.025, 95, 1.5, 12)),
+    "CIFAR-100, Base-0, 5 tasks, second task": ((10000, 2000, 20, 20), (0.028, 110, 1.4, 31)),
+    "CIFAR-100, Base-0, 5 tasks, last task": ((10000, 2000, 80, 20), (0.028, 110, 4.6, 31)),
+    "CIFAR-100, Base-0, 10 tasks, last task": ((5000, 2000, 90, 10), (0.029, 119, 9.6, 55)),
+    "CIFAR-100, Base-half, 5 tasks, second task": ((5000, 1000, 50, 10), (0.028, 115, 5.7, 31)),
+    "CIFAR-100, Base-half, 10 tasks, last task": ((2500, 1900, 95, 5), (0.029, 127, 18.3, 84)),
+    "Tiny-ImageNet, Base-half, 5 tasks, second task": ((10000, 2000, 100, 20, 64), (0.028, 156, 5.7, 31)),
+    "CIFAR-100, Base-0, 5 tasks, 500 exemplars": ((10000, 500, 20, 20), (0.023, 87, 1.6, 7)),
     "100 photos of 5 classes, 20 kept of 10": ((500, 200, 10, 5), (0.029, 191, 2.2, 55)),
     "digits, 5 tasks": ((288, 50, 2, 2, 8), (0.027, 130, 1.4, 27)),
 }

@@ -14,7 +14,7 @@ from tests.crossings import Crossings
 
 
 def recipe() -> Recipe:
-    small = {"stream.phases": 2, "net.backbone": "mlp", "optim.batch": 256}
+    small = {"stream.tasks": 2, "net.backbone": "mlp", "optim.batch": 256}
     return Recipe.build("finetune", data="digits", preset="quick", **small)
 
 
@@ -88,13 +88,13 @@ def test_held_out_images_stand_in_for_the_test_images(tmp_path: Path) -> None:
     ],
 )
 def test_what_a_recipe_says_reaches_training(key: str, value: object, tmp_path: Path) -> None:
-    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.phases": 5}
+    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.tasks": 5}
     plain, other = (Recipe.build("finetune", "digits", preset="quick", **values | more) for more in ({}, {key: value}))
     assert run(plain, tmp_path / "plain").losses != run(other, tmp_path / "other").losses
 
 
 def test_mirror_images_count_for_nearest_means(tmp_path: Path) -> None:
-    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.phases": 5}
+    values: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "device": "cpu", "stream.tasks": 5}
     found = []
     for flips in (False, True):
         recipe = Recipe.build("icarl", "digits", preset="quick", **values, **{"evaluation.nme_flips": flips})

@@ -90,7 +90,7 @@ CHEATS = (
 
 def recipe(tmp_path: Path, text: str, seed: int = 0, **given: object) -> Recipe:
     (tmp_path / "mine.py").write_text(text)
-    short = {"stream.phases": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0, "seed": seed}
+    short = {"stream.tasks": 3, "net.backbone": "mlp", "schedule.epochs": 2, "checkpoint_seconds": 0, "seed": seed}
     return Recipe.build(str(tmp_path / "mine.py"), "digits", preset="quick", **(short | given))
 
 

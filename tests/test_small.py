@@ -120,7 +120,7 @@ def test_the_control_learns_from_as_many_images_as_edbl() -> None:
 
 
 def test_as_printed_is_the_letter_of_the_paper() -> None:
-    letter = Recipe.build("edbl", "cifar100", preset="paper", **{"stream.phases": 5}).values()
+    letter = Recipe.build("edbl", "cifar100", preset="paper", **{"stream.tasks": 5}).values()
     ours = row("edbl-as-printed").values()
     differ = {k for k, v in ours.items() if k.startswith("options.") and letter[k] != v}
     assert differ == {f"options.balance.{part}" for part in ("epochs", "milestones", "shape")}, "schedules are shared"
@@ -185,7 +185,7 @@ def test_what_is_complete_is_shown_and_what_is_not_is_counted(monkeypatch: pytes
     monkeypatch.setattr(small, "RATES", ANY)
     shelf = Told(gains, without="cifar10-part2")
     text = small_page.page(shelf)
-    assert "**Table 3: ablation, CIFAR-100**\n\n|  | CIFAR-100, 5 phases |" in text
+    assert "**Table 3: ablation, CIFAR-100**\n\n|  | CIFAR-100, 5 tasks |" in text
     assert "Table 3: ablation, CIFAR-10: 12 of 18 runs are there." in text
     assert "**Table 3: ablation, CIFAR-10**" not in text
     assert "| EDBL | 53.5 43.5 / 26.8 16.8 (4) |" in text

@@ -111,7 +111,7 @@ def test_a_run_does_not_load_the_compiler(tmp_path: Path) -> None:
     """It would take as long as PyTorch itself does to load."""
     program = (
         "import sys; from edbl import Recipe, run\n"
-        "small = {'stream.phases': 2, 'net.backbone': 'mlp', 'optim.batch': 1000}\n"
+        "small = {'stream.tasks': 2, 'net.backbone': 'mlp', 'optim.batch': 1000}\n"
         f"run(Recipe.build('edbl', data='digits', preset='quick', **small), {str(tmp_path / 'run')!r})\n"
         "sys.exit('torch._dynamo' in sys.modules)"
     )

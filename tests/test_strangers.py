@@ -30,7 +30,7 @@ from tests.conftest import Cli
 from tests.test_contract import Killed
 from tests.test_resume import KillIn
 
-SHORT = {"stream.phases": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
+SHORT = {"stream.tasks": 3, "memory": "total=25", "net.backbone": "mlp", "checkpoint_seconds": 0}
 MOMENTUM = "optimiser.0.momentum"
 STATE, EPOCH = "task-0", "task-1-phase-0-epoch-1"  # checkpoints that the run below has
 

@@ -44,16 +44,16 @@ def ids(images: Images) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("classes", "phases", "sizes"),
+    ("classes", "tasks", "sizes"),
     [(10, 3, [4, 3, 3]), (100, 5, [20] * 5), (10, 10, [1] * 10), (7, 1, [7]), (11, 4, [3, 3, 3, 2]), (1, 1, [1])],
 )
-def test_base0(classes: int, phases: int, sizes: list[int]) -> None:
-    assert task_sizes(classes, "base0", phases, base=0, step=1) == sizes
-    assert even(classes, phases) == sizes
+def test_base0(classes: int, tasks: int, sizes: list[int]) -> None:
+    assert task_sizes(classes, "base0", tasks, base=0, step=1) == sizes
+    assert even(classes, tasks) == sizes
 
 
 @pytest.mark.parametrize(
-    ("classes", "phases", "sizes"),
+    ("classes", "tasks", "sizes"),
     [
         (100, 5, [50, 10, 10, 10, 10, 10]),
         (100, 10, [50, *[5] * 10]),
@@ -64,8 +64,8 @@ def test_base0(classes: int, phases: int, sizes: list[int]) -> None:
         (2, 1, [1, 1]),
     ],
 )
-def test_base_half(classes: int, phases: int, sizes: list[int]) -> None:
-    assert task_sizes(classes, "base-half", phases, base=0, step=1) == sizes
+def test_base_half(classes: int, tasks: int, sizes: list[int]) -> None:
+    assert task_sizes(classes, "base-half", tasks, base=0, step=1) == sizes
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_base_step(classes: int, base: int, step: int, sizes: list[int]) -> None
 
 
 @pytest.mark.parametrize(
-    ("classes", "protocol", "phases", "most"),
+    ("classes", "protocol", "tasks", "most"),
     [(10, "base0", 11, 10), (10, "base-half", 6, 5), (11, "base-half", 6, 5), (10, "base0", 0, 10)],
 )
-def test_more_phases_than_classes(classes: int, protocol: str, phases: int, most: int) -> None:
-    with pytest.raises(EdblError, match=rf"{phases} phases do not fit.*{most} classes.*stream\.phases of 1 to {most}"):
-        task_sizes(classes, protocol, phases, base=0, step=1)
+def test_more_phases_than_classes(classes: int, protocol: str, tasks: int, most: int) -> None:
+    with pytest.raises(EdblError, match=rf"{tasks} tasks do not fit.*{most} classes.*stream\.tasks of 1 to {most}"):
+        task_sizes(classes, protocol, tasks, base=0, step=1)
     assert sum(task_sizes(classes, protocol, most, base=0, step=1)) == classes
 
 
@@ -104,13 +104,13 @@ def test_no_class_is_ever_dropped() -> None:
     draw = random.Random(0)
     built = 0
     for _ in range(3000):
-        classes, phases = draw.randint(1, 210), draw.randint(1, 60)
+        classes, tasks = draw.randint(1, 210), draw.randint(1, 60)
         protocol = draw.choice(["base0", "base-half", "base-step"])
         base, step = draw.randint(0, 30), draw.randint(1, 30)
         try:
-            sizes = task_sizes(classes, protocol, phases, base, step)
+            sizes = task_sizes(classes, protocol, tasks, base, step)
         except EdblError:
-            fits = {"base0": phases <= classes, "base-half": phases <= classes // 2, "base-step": base <= classes}
+            fits = {"base0": tasks <= classes, "base-half": tasks <= classes // 2, "base-step": base <= classes}
             assert not fits[protocol]
             continue
         built += 1
@@ -118,7 +118,7 @@ def test_no_class_is_ever_dropped() -> None:
         assert min(sizes) >= 1
         if protocol != "base-step":
             shared = sizes[1:] if protocol == "base-half" else sizes
-            assert len(shared) == phases
+            assert len(shared) == tasks
             assert max(shared) - min(shared) <= 1
             assert shared == sorted(shared, reverse=True)
         if protocol == "base-half":

@@ -42,10 +42,10 @@ STREAMS = {
         listed("0123", "456", "035", "16"), KINDS, [4, 3, 0, 0], [[0, 1, 2, 3], [4, 5, 6], [0, 3, 5], [1, 6]]
     ),
     "blurry": Tried(
-        {"stream.phases": 5, "stream.blur": 0.3}, KINDS, [10, 0, 0, 0, 0], [list(range(10)) for _ in range(5)]
+        {"stream.tasks": 5, "stream.blur": 0.3}, KINDS, [10, 0, 0, 0, 0], [list(range(10)) for _ in range(5)]
     ),
     "i-blurry": Tried(
-        {"stream.phases": 5, "stream.blur": 0.3, "stream.disjoint": 0.5},
+        {"stream.tasks": 5, "stream.blur": 0.3, "stream.disjoint": 0.5},
         frozenset({"returning"}),
         [6, 1, 1, 1, 1],
         [[*range(6)], [*range(7)], [*range(1, 6), 7], [*range(1, 6), 8], [*range(1, 6), 9]],

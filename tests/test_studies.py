@@ -24,12 +24,12 @@ from tests.shelf import SHELF
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 DIGITS = Column(
-    "digits, 2 phases",
+    "digits, 2 tasks",
     "digits-2",
     {
         "data.name": "digits",
         "preset": "quick",
-        "stream.phases": 2,
+        "stream.tasks": 2,
         "net.backbone": "mlp",
         "schedule.epochs": 1,
         "schedule.milestones": (),
@@ -59,7 +59,7 @@ def test_experiments_are_whole(name: str) -> None:
 def test_settings_are_the_papers() -> None:
     found = {run.folder: run.recipe for name in EXPERIMENTS for run in planned(EXPERIMENTS[name], [0])}
     base0 = found["cifar100-base0-5-total2000/edbl-seed0"]
-    assert (base0.memory, base0.stream.phases, base0.stream.order) == ("total=2000", 5, "1993")
+    assert (base0.memory, base0.stream.tasks, base0.stream.order) == ("total=2000", 5, "1993")
     assert found["cifar10-base0-5-total200/edbl-seed0"].stream.order == "natural"
     assert found["tiny-imagenet-base-half-10-per_class20/edbl-seed0"].memory == "per_class=20"
     assert found["cifar100-base0-5-total200/icarl-seed0"].memory == "total=200"
@@ -91,7 +91,7 @@ settings.seed = 3
 [streams."digits, 2 tasks"]
 data.name = "digits"
 data.holdout = 0.2
-stream.phases = 2
+stream.tasks = 2
 [candidates."2, as usual"]
 [candidates.4]
 options.temperature = 4.0

@@ -33,7 +33,7 @@ SMALL: dict[str, object] = {
     "preset": "quick",
     "net.backbone": "mlp",
     "schedule.epochs": 1,
-    "stream.phases": 3,
+    "stream.tasks": 3,
     "checkpoint_seconds": 0,
 }
 
@@ -91,7 +91,7 @@ def test_both_ends_of_all_that_is_searched_can_be_run(method: str, tmp_path: Pat
     backbone = "small" if methods()[method].needs == "blocks" else "mlp"
     for high in (False, True):
         chosen = {key: spaces.suggest(Ends(high), key, where, leaves[key]) for key, where in space.items()}
-        given = {**SMALL, **short, "method": method, "net.backbone": backbone, "stream.phases": 2, "memory": "total=50"}
+        given = {**SMALL, **short, "method": method, "net.backbone": backbone, "stream.tasks": 2, "memory": "total=50"}
         try:
             record = run(Recipe.of(given, chosen, {"data.holdout": 0.2}), tmp_path / f"{high}")
         except EdblError as error:
@@ -106,7 +106,7 @@ pruner = "none"
 classifier = "nme"
 
 [settings]
-stream.phases = 2
+stream.tasks = 2
 data.holdout = 0.3
 
 [space]
@@ -119,7 +119,7 @@ optim.nesterov = [true, false]
 def test_a_search_file_says_what_is_searched_and_shared(tmp_path: Path) -> None:
     file = tmp_path / "search.toml"
     file.write_text(FILE)
-    made = plan(file, **{"stream.phases": 4})
+    made = plan(file, **{"stream.tasks": 4})
     assert made.found.sampler == "random"
     assert made.classifier == "nme"
     assert made.found.space == {
@@ -128,7 +128,7 @@ def test_a_search_file_says_what_is_searched_and_shared(tmp_path: Path) -> None:
         "optim.nesterov": Search(among=(True, False)),
     }
     recipe = made.recipe({"schedule.lr": 0.05})
-    assert recipe.stream.phases == 4  # a command wins over the file
+    assert recipe.stream.tasks == 4  # a command wins over the file
     assert (recipe.data.holdout, recipe.schedule.lr) == (0.3, 0.05)
 
 
@@ -157,7 +157,7 @@ def test_a_search_file_says_what_is_searched_and_shared(tmp_path: Path) -> None:
         ("[space]\noptim.kind = []", "optim.kind has an empty list"),
         ("[space]\noptim.batch = [8, 8]", "has a value twice"),
         ("[space]\nlr = [0.1]\nschedule.lr = [0.1]", "schedule.lr is given twice"),
-        ("[space]\nstream.phases = [2, 5]", "stream.phases says what is learnt or measured"),
+        ("[space]\nstream.tasks = [2, 5]", "stream.tasks says what is learnt or measured"),
         ("[space]\nseed = [2, 5]", "seed says what is learnt"),
         ("[settings]\nschedule.lr = 0.1\n[space]\nschedule.lr = [0.1, 0.2]", "both in"),
         ("[settings]\nschedule.lrr = 0.1", "schedule.lrr"),
@@ -263,8 +263,8 @@ def test_the_same_command_goes_on_to_as_many_trials_as_it_says(searched: Searche
 
 
 def test_another_search_is_refused(searched: Searcher, tmp_path: Path) -> None:
-    with pytest.raises(EdblError, match=r"holds another search: its stream.phases is 3, not 2; use another folder"):
-        Searcher(plan(None, **{"stream.phases": 2}), searched.folder)
+    with pytest.raises(EdblError, match=r"holds another search: its stream.tasks is 3, not 2; use another folder"):
+        Searcher(plan(None, **{"stream.tasks": 2}), searched.folder)
     with pytest.raises(EdblError, match="holds another search"):
         Searcher(plan(None, **{"schedule.lr": 0.1}), searched.folder)
     file = tmp_path / "search.toml"
@@ -370,7 +370,7 @@ COMMAND = ("-W", "error", "-m", "edbl", "tune", "edbl", "--data", "digits", "--p
 @pytest.mark.slow
 def test_processes_share_a_search_and_one_that_is_killed_loses_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    given = ("--set", "net.backbone=mlp", "--phases", "4", "--set", "checkpoint_seconds=0", "--out", str(folder))
+    given = ("--set", "net.backbone=mlp", "--tasks", "4", "--set", "checkpoint_seconds=0", "--out", str(folder))
     both = [subprocess.Popen([sys.executable, *COMMAND, *given]) for _ in range(2)]
     for _ in range(1200):
         begun = [path for path in folder.glob("trials/*/record.json") if json.loads(path.read_text())["seconds"]]

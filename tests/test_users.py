@@ -17,7 +17,7 @@ from tests.conftest import Cli
 from tests.test_cli import refused
 
 QUICK = ("--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "optim.batch=100")
-SMALL: Any = {"net.backbone": "mlp", "optim.batch": 100, "stream.phases": 2}
+SMALL: Any = {"net.backbone": "mlp", "optim.batch": 100, "stream.tasks": 2}
 MINE = """
 from edbl.methods.rkd import RKD
 import helper
@@ -140,7 +140,7 @@ def test_data_and_backbone_from_files_are_watched(cli: Cli) -> None:
         "def Net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH))\n"
     )
     Path("sizes.py").write_text("WIDTH = 16\n")
-    options = ["--preset", "quick", "--set", "optim.batch=100", "--set", "net.backbone=net.py:Net", "--phases", "2"]
+    options = ["--preset", "quick", "--set", "optim.batch=100", "--set", "net.backbone=net.py:Net", "--tasks", "2"]
     assert cli("run", "finetune", "--data", "data.py:make", *options, "--out", "run").code == 0
     record = records.read(Path("run"))
     assert sorted(record.code) == ["data.name", "net.backbone"]
@@ -240,7 +240,7 @@ def test_packages_bring_methods_data_and_backbones(folder: Path, monkeypatch: py
 
 def test_a_crash_shows_the_users_frames_and_goes_on_when_it_is_mended(cli: Cli) -> None:
     Path("helper.py").write_text(CRASH)
-    crashed = cli("run", "mine.py", *QUICK, "--phases", 2, "--out", "run")
+    crashed = cli("run", "mine.py", *QUICK, "--tasks", 2, "--out", "run")
     assert crashed.code == 1
     lines = crashed.err.splitlines()
     assert lines[0] == "error: in `loss`, task 2, phase train, epoch 1"
@@ -264,7 +264,7 @@ def test_a_crash_shows_the_users_frames_and_goes_on_when_it_is_mended(cli: Cli) 
 def test_a_crash_with_all_frames(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("helper.py").write_text(CRASH)
     monkeypatch.setenv(users.FULL, "1")
-    crashed = cli("run", "mine.py", *QUICK, "--phases", 2, "--out", "run")
+    crashed = cli("run", "mine.py", *QUICK, "--tasks", 2, "--out", "run")
     assert "Traceback" in crashed.err
     assert "engine/fit.py" in crashed.err
 
@@ -279,7 +279,7 @@ def test_a_crash_in_python_is_the_error_itself_with_its_place() -> None:
 
 def test_several_runs_show_a_crash_once(cli: Cli) -> None:
     Path("helper.py").write_text(CRASH)
-    crashed = cli("run", "mine.py", *QUICK, "--phases", 2, "--seeds", 2, "--at-once", 1, "--out", "all")
+    crashed = cli("run", "mine.py", *QUICK, "--tasks", 2, "--seeds", 2, "--at-once", 1, "--out", "all")
     assert crashed.code == 2
     assert crashed.out.count("ValueError: boom") == 1
     assert crashed.out.count("crashed in the same way") == 1

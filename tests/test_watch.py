@@ -22,7 +22,7 @@ from edbl.report import sparks
 from edbl.report.watch import View, Watcher
 from tests.conftest import Cli
 
-SMALL: dict[str, object] = {"net.backbone": "mlp", "schedule.epochs": 1, "stream.phases": 3}
+SMALL: dict[str, object] = {"net.backbone": "mlp", "schedule.epochs": 1, "stream.tasks": 3}
 DEAD = {"pid": 2**40}
 NAMES = ["a-done", "b-running", "c-stopped", "d-failed", "e-waiting", "f-broken"]
 

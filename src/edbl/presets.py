@@ -29,7 +29,7 @@ class Facts:
     grows: bool  # whether the method's weight of distillation may grow with the classes
     data: str = ""
     protocol: str = ""
-    phases: int = 0
+    tasks: object = 0
     exemplars: int = 0  # of all classes, after the last task
 
 
@@ -53,7 +53,7 @@ def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
 
 
 CIFAR = ("cifar10", "cifar100")
-TABLE_6 = (  # data set, protocol, phases, gamma, alpha
+TABLE_6 = (  # data set, protocol, tasks, gamma, alpha
     ("cifar10", "base0", 2, 10.0, 1e-6),
     ("cifar10", "base0", 5, 100.0, 5e-6),
     ("cifar100", "base0", 2, 100.0, 5e-6),
@@ -64,7 +64,7 @@ TABLE_6 = (  # data set, protocol, phases, gamma, alpha
     ("tiny-imagenet", "base-half", 5, 10.0, 1e-6),
     ("tiny-imagenet", "base-half", 10, 10.0, 5e-6),
 )
-# Chosen on held-out training images of CIFAR-100 in 5 phases (docs/calibration.md); milestones are for those who set
+# Chosen on held-out training images of CIFAR-100 in 5 tasks (docs/calibration.md); milestones are for those who set
 # shape=steps.
 CALIBRATED: Mapping[str, object] = {
     "first.task_epochs": 300,
@@ -86,13 +86,13 @@ CIFAR_10_IN_2: Mapping[str, object] = {
     "preset": "tuned",
     "data": "cifar10",
     "protocol": "base0",
-    "phases": 2,
+    "tasks": 2,
 }
 
 ROWS = (
     Row("usual", {"options.gamma": 100.0, "options.alpha": 5e-6}),
     *(
-        Row("Table 6", {"options.gamma": gamma, "options.alpha": alpha}, {"data": d, "protocol": p, "phases": n})
+        Row("Table 6", {"options.gamma": gamma, "options.alpha": alpha}, {"data": d, "protocol": p, "tasks": n})
         for d, p, n, gamma, alpha in TABLE_6
     ),
     Row("Section 5.1", {"memory": "per_class=20"}, {"protocol": "base-half"}),
@@ -157,7 +157,7 @@ ROWS = (
     Row("the rule", {BY_RULE: ("schedule.lr", "schedule.epochs", "options.min_old")}, {"preset": "default"}),
     Row("the rule", {BY_RULE: tuple(RULED)}, {"preset": "default", "grows": True}),
     Row(
-        "calibration: CIFAR-100 in 5 phases",
+        "calibration: CIFAR-100 in 5 tasks",
         {
             **CALIBRATED,
             **_schedules(Schedule(120, 0.1, (48, 80, 104), shape="cosine"), BALANCED),

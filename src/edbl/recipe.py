@@ -19,7 +19,7 @@ from edbl.training import Common, ImageSettings, Origins, Training, Values, chec
 
 RECIPE = "recipe.toml"  # in the folder of a run
 HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
-SPLITTING = frozenset(f"stream.{name}" for name in ("phases", "base", "step", "tasks", "order", "given"))  # by protocol
+SPLITTING = frozenset(f"stream.{name}" for name in ("tasks", "base", "step", "order", "given"))  # by protocol
 WITHOUT = {"stream.tail": "imbalance", "stream.disjoint": "blur"}  # keys that mean nothing without another
 MOST_KEYS = 1000  # of a recipe
 COMPLETE = "complete"  # in a file: whether it held every value when it was written
@@ -64,10 +64,13 @@ class StreamSettings:
     protocol: Literal["base0", "base-half", "base-step", "tasks", "own"] = option(
         "base0", "how classes are split into tasks"
     )
-    phases: int = option(5, "number of parts for base0; parts after the first half for base-half", least=1)
+    tasks: int | tuple[tuple[str, ...], ...] = option(
+        5,
+        "base0: how many; base-half: how many after the first; tasks: the classes of each, by name or number",
+        least=1,
+    )
     base: int = option(0, "base-step: classes of the first task (0: as many as step)", least=0)
     step: int = option(1, "base-step: classes of each further task", least=1)
-    tasks: tuple[tuple[str, ...], ...] = option((), "protocol tasks: the classes of each task, by name or number")
     order: str | tuple[str, ...] = option(
         "natural", "class order: natural, a seed, seed (that of the run), or all classes in a list"
     )
@@ -84,14 +87,26 @@ class StreamSettings:
     def idle(self) -> frozenset[str]:
         """Keys that mean nothing to the protocol, or without another."""
         own = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}, "own": {"given"}}
-        parts = own.get(self.protocol, {"phases", "order"})
+        parts = own.get(self.protocol, {"tasks", "order"})
         unused = {key for key, other in WITHOUT.items() if getattr(self, other) == getattr(StreamSettings, other)}
         return SPLITTING - {f"stream.{name}" for name in parts} | unused
 
     @property
-    def phased(self) -> bool:
-        """Whether ``phases`` says how many tasks there are."""
-        return "stream.phases" not in self.idle
+    def number(self) -> int:
+        """How many tasks there are, or after the first half, where the protocol leaves that open; else 0."""
+        return self.tasks if isinstance(self.tasks, int) and "stream.tasks" not in self.idle else 0
+
+    @property
+    def lists(self) -> tuple[tuple[str, ...], ...]:
+        """The classes of each task, where they are listed."""
+        return () if isinstance(self.tasks, int) else self.tasks
+
+    def check(self) -> None:
+        """Refuse tasks that the protocol has no use for."""
+        if self.protocol == "tasks" and not (self.lists and all(self.lists)):
+            raise EdblError("protocol tasks needs stream.tasks to list the tasks, with at least one class each")
+        if self.protocol in ("base0", "base-half") and self.lists:
+            raise EdblError(f"protocol {self.protocol} needs a number as stream.tasks; protocol tasks lists classes")
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,7 @@ class CommonOfRuns(Common):
     def check(self) -> None:
         """Refuse what can be seen to be wrong without the data."""
         super().check()
+        self.stream.check()
         check_text("folder", self.data.name)
         if self.stream.given:
             users.check(users.STREAM, self.stream.given, ())
@@ -168,7 +184,7 @@ class Recipe(CommonOfRuns, Training):
             super().facts(found, given),
             data=data,
             protocol=values["stream.protocol"],
-            phases=values["stream.phases"],
+            tasks=values["stream.tasks"],
             exemplars=sum(Budget.parse(values["memory"]).quotas(classes)),
         )
 

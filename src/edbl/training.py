@@ -253,7 +253,7 @@ def _declared_by_users(options: type, key: str) -> bool:
 def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf], method: str) -> dict[str, object]:
     """Return values by full key, each as its setting's type; an option of other methods is not taken for a typo."""
     try:
-        return config.check(values, known)
+        return config.check(_of_today(values), known)
     except config.UnknownKey as error:
         key = error.key
         options = {name: config.leaves(kind.Config, "options.") for name, kind in methods().items()}
@@ -261,6 +261,16 @@ def check_values(values: Mapping[str, object], known: Mapping[str, config.Leaf],
             told = f"unknown key '{key}': it is an option of {', '.join(owners)}, not of {method}"
             raise config.UnknownKey(key, told) from error
         raise config.unknown_key(key, known, command("list", "options", method)) from error
+
+
+def _of_today(values: Values) -> Values:
+    """Return values with the key of today for the number of tasks, which was a list beside `stream.phases`."""
+    old, *more = [key for key in ("stream.phases", "phases") if key in values] or [""]
+    listed = values.get("stream.tasks", values.get("tasks", ()))
+    if more or (old and not isinstance(listed, list | tuple)):
+        raise EdblError(f"stream.tasks is given twice, once as '{old}'")
+    renamed = {"stream.tasks": listed or values[old]} if old else {}
+    return {k: v for k, v in values.items() if k not in (old, *renamed)} | renamed
 
 
 def _refuse_objects(layers: Sequence[Values]) -> None:

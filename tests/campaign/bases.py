@@ -18,7 +18,7 @@ from tests.campaign.child import Action, Child, Watch, command, die
 from tests.photos import write_digits
 
 SHORT = ["--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--set", "checkpoint_seconds=0",
-         "--set", "stream.phases=2", "--set", "schedule.epochs=3", "--set", "memory=total=25"]  # fmt: skip
+         "--set", "stream.tasks=2", "--set", "schedule.epochs=3", "--set", "memory=total=25"]  # fmt: skip
 RUN = ["run", "edbl", *SHORT, "--set", "options.balance.epochs=2", "--out", "run"]
 MANY = ["run", "rkd", "finetune", *SHORT, "--out", "runs", "--at-once", 2]
 SWEEP = ["study", "study.toml", "--runs", "runs", "--results", "results", "--at-once", 2]
@@ -33,7 +33,7 @@ memory = "total=25"
 [streams.digits]
 data.name = "digits"
 data.holdout = 0.2
-stream.phases = 2
+stream.tasks = 2
 [candidates.one]
 [candidates.two]
 options.temperature = 4.0

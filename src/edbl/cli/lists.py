@@ -20,7 +20,7 @@ def list_(
     data: Annotated[str | None, typer.Option(help="For options: values for which data set.")] = None,
     preset: Annotated[str | None, typer.Option(help="For options: values of which preset.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="For options: KEY=VALUE, such as stream.phases=2.")
+        list[str] | None, typer.Option("--set", help="For options: KEY=VALUE, such as stream.tasks=2.")
     ] = None,
 ) -> None:
     """List what there is to choose from."""

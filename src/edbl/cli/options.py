@@ -23,7 +23,7 @@ FLAGS = {  # settings that messages name, and the options that set them
     "data.skip_bad": "--skip-bad",
     "skip_bad": "--skip-bad",
     "stream.protocol": "--protocol",
-    "stream.phases": "--phases",
+    "stream.tasks": "--tasks",
     "stream.order": "--order",
 }
 NAMED = re.compile(rf"(?<![\w.`'])({'|'.join(map(re.escape, FLAGS))})(?![\w.`'=])")

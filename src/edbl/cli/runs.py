@@ -26,7 +26,9 @@ def run(
     recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
     data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
     protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
-    phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", "--phases", help="How many tasks; of base-half, after the first one.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
     order: Annotated[
         str | None,
@@ -62,7 +64,7 @@ def run(
         "data.name": data,
         "stream.protocol": protocol or (stream and "own"),
         "stream.given": stream,
-        "stream.phases": phases,
+        "stream.tasks": tasks,
         "memory": memory,
         "stream.order": options.order(order),
         "seed": seed,

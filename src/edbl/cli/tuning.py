@@ -22,7 +22,9 @@ def tune(
     trials: Annotated[int, typer.Option(help="How many trials in all, by all processes.", min=1, max=100_000)] = 30,
     recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
     protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
-    phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
+    tasks: Annotated[
+        int | None, typer.Option("--tasks", "--phases", help="How many tasks; of base-half, after the first one.")
+    ] = None,
     memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
     seed: Annotated[int | None, typer.Option(help="Drives all that is random, the search too.")] = None,
     preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
@@ -43,7 +45,7 @@ def tune(
         "method": method,
         "data.name": data,
         "stream.protocol": protocol,
-        "stream.phases": phases,
+        "stream.tasks": tasks,
         "memory": memory,
         "seed": seed,
         "preset": preset,

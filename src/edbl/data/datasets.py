@@ -285,7 +285,7 @@ def _settings(
     std: tuple[float, ...],
     backbone: str,
     memory: str,
-    phases: int = 5,
+    tasks: int = 5,
 ) -> Mapping[str, object]:
     return {
         "data.augment": augment,
@@ -294,7 +294,7 @@ def _settings(
         "data.std": std,
         "net.backbone": backbone,
         "memory": memory,
-        "stream.phases": phases,
+        "stream.tasks": tasks,
     }
 
 
@@ -371,6 +371,6 @@ DATASETS: dict[str, Source] = {
         ),
     )
 }
-FOLDER_DEFAULTS = _settings("crop-flip", 4, IMAGENET_MEAN, IMAGENET_STD, "resnet32", "per_class=20", phases=2)
+FOLDER_DEFAULTS = _settings("crop-flip", 4, IMAGENET_MEAN, IMAGENET_STD, "resnet32", "per_class=20", tasks=2)
 # Nobody knows what users' data are: nothing is done to images that might change their class.
 GIVEN_DEFAULTS = _settings("none", 4, (0.5,), (0.25,), "resnet32", "per_class=20")

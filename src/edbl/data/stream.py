@@ -121,11 +121,11 @@ def even(classes: int, parts: int) -> list[int]:
     return [classes // parts + (i < classes % parts) for i in range(parts)]
 
 
-def task_sizes(classes: int, protocol: str, phases: int, base: int, step: int) -> list[int]:
+def task_sizes(classes: int, protocol: str, tasks: int, base: int, step: int) -> list[int]:
     """Return the number of classes of each task.
 
-    ``base0``: all classes in ``phases`` parts. ``base-half``: the first half (rounded up), then the rest in
-    ``phases`` parts. ``base-step``: ``base`` classes first (or ``step``, if ``base`` is 0), then ``step`` at a time;
+    ``base0``: all classes in ``tasks`` parts. ``base-half``: the first half (rounded up), then the rest in
+    ``tasks`` parts. ``base-step``: ``base`` classes first (or ``step``, if ``base`` is 0), then ``step`` at a time;
     the last task takes what is left. No class is ever dropped.
     """
     if protocol == "base-step":
@@ -135,12 +135,12 @@ def task_sizes(classes: int, protocol: str, phases: int, base: int, step: int) -
         rest = classes - first
         return [first, *[step] * (rest // step), *([rest % step] if rest % step else [])]
     first = (classes + 1) // 2 if protocol == "base-half" else 0
-    if not 1 <= phases <= classes - first:
+    if not 1 <= tasks <= classes - first:
         raise EdblError(
-            f"{phases} phases do not fit: {protocol} leaves {classes - first} classes to share out; "
-            f"use stream.phases of 1 to {classes - first}"
+            f"{tasks} tasks do not fit: {protocol} leaves {classes - first} classes for them; "
+            f"use stream.tasks of 1 to {classes - first}"
         )
-    return [first, *even(classes - first, phases)] if first else even(classes, phases)
+    return [first, *even(classes - first, tasks)] if first else even(classes, tasks)
 
 
 def class_order(order: str | Sequence[str], names: Sequence[str], seed: int = 0) -> list[int]:

@@ -75,7 +75,7 @@ class _Moments(Progress):
 
 def recipe(method: str, seed: int = 0) -> Recipe:
     """Return a run of seconds, with every phase that the method has."""
-    short: dict[str, object] = {"net.backbone": "mlp", "stream.phases": TASKS, "checkpoint_seconds": 0.0, "seed": seed}
+    short: dict[str, object] = {"net.backbone": "mlp", "stream.tasks": TASKS, "checkpoint_seconds": 0.0, "seed": seed}
     short |= {key: 2 for key in Recipe.keys(method) if key.endswith("epochs") and key != "first.task_epochs"}
     return Recipe.build(method, "digits", preset="quick", **{**short, "device": "cpu"})
 

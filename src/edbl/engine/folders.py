@@ -16,8 +16,8 @@ def default_folder(recipe: Recipe) -> Path:
     """Return the folder of a run that was given none: named after what most recipes differ in."""
     short = hashlib.sha256(recipe.toml().encode()).hexdigest()[:6]
     data = plain(Path(recipe.data.name).name or "folder")
-    phases = [str(recipe.stream.phases)] if recipe.stream.phased else []
-    parts = [plain(Path(recipe.method).stem), data, recipe.stream.protocol, *phases, f"seed{recipe.seed}", short]
+    tasks = [str(recipe.stream.number)] if recipe.stream.number else []
+    parts = [plain(Path(recipe.method).stem), data, recipe.stream.protocol, *tasks, f"seed{recipe.seed}", short]
     return Path("runs") / "-".join(parts)
 
 

@@ -100,7 +100,7 @@ class Prepared:
             method=method.name,
             data=recipe.data.name,
             protocol=recipe.stream.protocol,
-            phases=recipe.stream.phases if recipe.stream.phased else len(self.stream),
+            phases=recipe.stream.number or len(self.stream),
             memory=recipe.memory,
             order=recipe.stream.order if isinstance(recipe.stream.order, str) else "list",
             seed=recipe.seed,
@@ -163,11 +163,9 @@ def _own_parts(name: str, labels: Tensor) -> list[Tensor]:
 
 def listed(stream: StreamSettings, names: Sequence[str], seed: int) -> list[list[int]]:
     """Return the classes of each task, some perhaps again."""
-    if stream.protocol == "tasks":
-        if not stream.tasks or not all(stream.tasks):
-            raise EdblError("protocol tasks needs stream.tasks, a list of tasks with at least one class each")
-        return [find_classes(task, names, f"task {t + 1} of stream.tasks") for t, task in enumerate(stream.tasks)]
-    sizes = task_sizes(len(names), stream.protocol, stream.phases, stream.base, stream.step)
+    if stream.lists:
+        return [find_classes(task, names, f"task {t + 1} of stream.tasks") for t, task in enumerate(stream.lists)]
+    sizes = task_sizes(len(names), stream.protocol, stream.number, stream.base, stream.step)
     order = iter(class_order(stream.order, names, seed))
     return [list(islice(order, size)) for size in sizes]
 

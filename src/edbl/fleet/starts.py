@@ -67,7 +67,7 @@ def key(recipe: Recipe) -> str | None:
     like = FIRST_TASKS.get(recipe.method, Like(recipe.method, frozenset(options)))
     values = {k: v for k, v in recipe.values().items() if k not in WITHOUT and not k.startswith(REPLACED)}
     if recipe.stream.protocol == "base-half" and not recipe.stream.blur:
-        del values["stream.phases"]  # of the second half
+        del values["stream.tasks"]  # of the second half
     values |= flatten(recipe.first.schedule(recipe.schedule), "schedule.")
     values |= flatten(recipe.first.optim(recipe.optim), "optim.")
     values |= {"method": like.method, "options": {k: options[k] for k in like.options}}

@@ -180,8 +180,21 @@ def shown(experiment: Experiment, shelf: Shelf) -> str:
 
 def headline(shelf: Shelf) -> str:
     """Return EDBL's average accuracy on every stream: printed, by each recipe, and how often it was looked at."""
-    heads = ("", "paper", "as printed", "the rule", "one recipe", "tuned for the stream", "settings seen")
-    lines = [_line(heads), _rule(len(heads))]
+    heads, *rows = _headline(shelf)
+    return "\n".join([_line(heads), _rule(len(heads)), *map(_line, rows)])
+
+
+def summary(shelf: Shelf) -> str:
+    """Return the headline without streams and recipes that have no run."""
+    heads, *rows = _headline(shelf)
+    ran = [row for row in rows if set(row[2:-1]) != {"-"}]
+    kept = [n for n in range(len(heads)) if any(row[n] != "-" for row in ran)]
+    lines = [_line([row[n] for n in kept]) for row in (heads, *ran)]
+    return "\n".join([lines[0], _rule(len(kept)), *lines[1:]])
+
+
+def _headline(shelf: Shelf) -> list[list[str]]:
+    lines = [["", "paper", "as printed", "the rule", "one recipe", "tuned for the stream", "settings seen"]]
     for name in ("table2", "table1"):
         shown = replace(EXPERIMENTS[name], number="readouts")
         rows = [row for row in shown.rows if row.method == "edbl"]
@@ -191,8 +204,8 @@ def headline(shelf: Shelf) -> str:
             recipes = (*own, one_recipe(column), recipe_of(column, EDBL))
             cells = [_cell(_numbers(runs, EDBL, shown), len(runs)) for runs in map(shelf.of, recipes)]
             seen = len(settings_seen(shelf, column, held_out=False))
-            lines.append(_line([_named(column), f"*{printed}*", *cells, str(seen)]))
-    return "\n".join(lines)
+            lines.append([_named(column), f"*{printed}*", *cells, str(seen)])
+    return lines
 
 
 def _named(column: Column) -> str:
@@ -217,7 +230,7 @@ def looks(shelf: Shelf) -> str:
     heads = ("", "settings seen", "runs", "settings held out", "runs", "CNN / NME of those seen, in order of time")
     lines = [_line(heads), _rule(len(heads))]
     streams = [(_named(column), column) for column in (*ZERO, *HALF[:2])]
-    streams += [(f"Base-0, CIFAR-100, 5 phases, {column.label}", column) for column in BUDGETS[:3]]
+    streams += [(f"Base-0, CIFAR-100, 5 tasks, {column.label}", column) for column in BUDGETS[:3]]
     totals = np.zeros(4, dtype=int)
     average = replace(EXPERIMENTS["table2"], number="readouts")
     for label, column in streams:
@@ -293,6 +306,7 @@ def parts(figures: Path, base: Path) -> dict[str, Callable[[Shelf], str]]:
     """Return what a page may hold between marks, by name; figures go to a folder, linked from pages in ``base``."""
     made: dict[str, Callable[[Shelf], str]] = {
         "results": headline,
+        "summary": summary,
         "settings": settings,
         "looks": looks,
         "ablation": ablation,
@@ -388,7 +402,7 @@ def index(shelf: Shelf) -> str:
     """Return all finished runs as CSV: where each lies, what it is, what came out, and where it was made."""
     out = io.StringIO()
     lines = csv.writer(out, lineterminator="\n")
-    stream = ("data.name", "stream.protocol", "stream.phases", "memory", "stream.order", "data.holdout")
+    stream = ("data.name", "stream.protocol", "stream.tasks", "memory", "stream.order", "data.holdout")
     results = ("average cnn", "average nme", "last cnn", "last nme")
     made = ("device", "commit", "started", "seconds", "notes")
     lines.writerow(["folder", "method", "preset", "seed", *stream, *results, *made])

@@ -33,10 +33,10 @@ class Column:
         file = flat(tomllib.loads(find_recipe(recipe).read_text(encoding="utf-8")))
         settings = config.check(file, Recipe.keys(str(file["method"])))
         del settings["method"], settings["preset"]
-        data, protocol, phases, memory = map(settings.get, ("data.name", "stream.protocol", "stream.phases", "memory"))
+        data, protocol, tasks, memory = map(settings.get, ("data.name", "stream.protocol", "stream.tasks", "memory"))
         # Records were named before recipes were, and with their memory.
-        folder = f"{data}-{protocol}-{phases}-{str(memory).replace('=', '')}" if phases else recipe
-        return cls(label or f"{DATA_SETS[str(data)]}, {phases} phases", folder, settings)
+        folder = f"{data}-{protocol}-{tasks}-{str(memory).replace('=', '')}" if isinstance(tasks, int) else recipe
+        return cls(label or f"{DATA_SETS[str(data)]}, {tasks} tasks", folder, settings)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Experiment:
 
     name: str
     title: str
-    number: Literal["average", "last", "phases", "readouts"]  # what a cell holds, of the accuracies after each phase
+    number: Literal["average", "last", "phases", "readouts"]  # what a cell holds, of the accuracies after each task
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     drawn: Literal["table", "curves", "tsne"] = "table"
@@ -92,7 +92,7 @@ BUDGETS = (
     *(Column.of(f"cifar100-base0-5-{k}", f"{k} exemplars") for k in (200, 500, 1000)),
     replace(ZERO[3], label="2000 exemplars"),
 )
-FOUR = Column.of("cifar10-four", "4 classes of CIFAR-10, 2 phases")
+FOUR = Column.of("cifar10-four", "4 classes of CIFAR-10, 2 tasks")
 
 TABLE_1 = (
     _row("LwF*", "lwf", 49.59, 46.98, None, None, quoted=True),
@@ -176,12 +176,12 @@ EXPERIMENTS = {
     for experiment in (
         Experiment("table1", "Table 1: average incremental accuracy, Base-half", "average", HALF, TABLE_1),
         Experiment("table2", "Table 2: average incremental accuracy, Base-0", "average", ZERO, TABLE_2),
-        Experiment("table3", "Table 3: ablation, accuracy after each phase", "phases", ABLATION, TABLE_3),
-        Experiment("table4", "Table 4: accuracy after the last phase, by memory", "last", BUDGETS, TABLE_4),
-        Experiment("table5", "Table 5: accuracy after the last phase, by alpha", "last", ABLATION, TABLE_5),
-        Experiment("fig2", "Fig. 2: accuracy after each phase, Base-half", "phases", HALF, TABLE_1, "curves"),
+        Experiment("table3", "Table 3: ablation, accuracy after each task", "phases", ABLATION, TABLE_3),
+        Experiment("table4", "Table 4: accuracy after the last task, by memory", "last", BUDGETS, TABLE_4),
+        Experiment("table5", "Table 5: accuracy after the last task, by alpha", "last", ABLATION, TABLE_5),
+        Experiment("fig2", "Fig. 2: accuracy after each task, Base-half", "phases", HALF, TABLE_1, "curves"),
         Experiment("fig3", "Fig. 3: features of 4 classes", "last", (FOUR,), (TABLE_3[0], TABLE_3[5]), "tsne"),
-        Experiment("fig4", "Fig. 4: accuracy after each phase, Base-0", "phases", ZERO, TABLE_2 + REMIX_KD, "curves"),
+        Experiment("fig4", "Fig. 4: accuracy after each task, Base-0", "phases", ZERO, TABLE_2 + REMIX_KD, "curves"),
     )
 }
 
@@ -198,7 +198,7 @@ def recipe_of(column: Column, row: Row, seed: int = 0, preset: str = TUNED) -> R
 
 
 def one_recipe(column: Column) -> Recipe:
-    """Return EDBL's recipe of CIFAR-100, Base-0, 5 phases for a column's stream, whatever its own may be."""
+    """Return EDBL's recipe of CIFAR-100, Base-0, 5 tasks for a column's stream, whatever its own may be."""
     stream = {k: v for k, v in recipe_of(column, EDBL).values().items() if k.startswith(STREAM)}
     return Recipe.of(recipe_of(ZERO[3], EDBL).values() | stream)
 

@@ -62,9 +62,9 @@ FOSTER = (
     (HALF[1], (0.94,), 68.6),
 )
 MANY_PHASES = Column(
-    "CIFAR-100, 25 phases, no exemplars",
+    "CIFAR-100, 25 tasks, no exemplars",
     "cifar100-base-half-25-none",
-    {**HALF[0].settings, "stream.phases": 25, "memory": "none"},
+    {**HALF[0].settings, "stream.tasks": 25, "memory": "none"},
 )
 ANALYTIC = (
     Row("ACIL", "acil", "cnn", ((71.05,),)),
@@ -306,9 +306,9 @@ def images(recipe: Recipe) -> list[float] | None:
     all_images, side = SIZES[recipe.data.name]
     classes, stream = DATASETS[recipe.data.name].classes, recipe.stream
     each = all_images * (1 - recipe.data.holdout) / classes
-    sizes = [len(task) for task in stream.tasks]
-    if stream.protocol != "tasks":
-        sizes = task_sizes(classes, stream.protocol, stream.phases, stream.base, stream.step)
+    sizes = [len(task) for task in stream.lists]
+    if not sizes:
+        sizes = task_sizes(classes, stream.protocol, stream.number, stream.base, stream.step)
     found = [sizes[0] * each * recipe.first.schedule(recipe.schedule).epochs]
     area = (side / 32) ** 2
     for task in range(1, len(sizes)):

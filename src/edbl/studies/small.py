@@ -156,9 +156,9 @@ class Contrast:
     expected: Literal["higher", "open"] = "higher"
 
 
-def _stream(label: str, pieces: Sequence[str], protocol: str, phases: int, memory: str) -> Stream:
-    stream = {"stream.protocol": protocol, "stream.phases": phases, "memory": memory}
-    name = f"{protocol}-{phases}-{memory.replace('=', '')}"
+def _stream(label: str, pieces: Sequence[str], protocol: str, tasks: int, memory: str) -> Stream:
+    stream = {"stream.protocol": protocol, "stream.tasks": tasks, "memory": memory}
+    name = f"{protocol}-{tasks}-{memory.replace('=', '')}"
     return Stream(
         label,
         tuple(
@@ -179,7 +179,7 @@ def _row(system: str, rate: float, label: str = "", name: str = "", own: Setting
 
 def tuning(systems: Iterable[str] = SYSTEMS, name: str = TUNING) -> Experiment:
     """Return the runs that choose each system's rate, on held-out training images of block 0."""
-    (column,) = _stream("CIFAR-100, 5 phases", ["cifar100-block0"], "base0", 5, "total=400").columns
+    (column,) = _stream("CIFAR-100, 5 tasks", ["cifar100-block0"], "base0", 5, "total=400").columns
     held = Column(column.label, f"small/{TUNING}", {**column.settings, "data.holdout": 0.2})
     rows = [_row(s, rate, f"{s}, {rate:g}", f"{s}-{rate:g}") for s in systems for rate in CANDIDATES]
     return Experiment(name, "Small scale: which rate for which system?", "readouts", (held,), tuple(rows))
@@ -200,8 +200,8 @@ def chosen(shelf: Shelf, systems: Collection[str] = SYSTEMS) -> dict[str, float]
 def others(rates: Mapping[str, float]) -> Table:
     """Return the systems that the paper does not compare with, on streams of Tables 1 and 2."""
     blocks = [f"cifar100-block{number}" for number in range(1, 5)]
-    five = _stream("CIFAR-100, 5 phases", blocks, "base0", 5, "total=400")
-    half = _stream("CIFAR-100, half, 5 phases", blocks, "base-half", 5, "per_class=20")
+    five = _stream("CIFAR-100, 5 tasks", blocks, "base0", 5, "total=400")
+    half = _stream("CIFAR-100, half, 5 tasks", blocks, "base-half", 5, "per_class=20")
     rows = [_row(system, rates[system]) for system in OTHERS]
     rows += [_row(system, CANDIDATES[0]) for system in ANALYTIC]
     rows.append(_row("acil", CANDIDATES[0], "DS-AL", "ds-al", {"options.compensation": 0.6}))
@@ -216,16 +216,16 @@ def tables(rates: Mapping[str, float]) -> tuple[Table, ...]:
 
     blocks = [f"cifar100-block{number}" for number in range(1, 5)]  # 0 is for tuning alone
     parts = [f"cifar10-part{number}" for number in range(3)]
-    ten = _stream("CIFAR-10, 5 phases", parts, "base0", 5, "total=100")
-    five = _stream("CIFAR-100, 5 phases", blocks, "base0", 5, "total=400")
+    ten = _stream("CIFAR-10, 5 tasks", parts, "base0", 5, "total=100")
+    five = _stream("CIFAR-100, 5 tasks", blocks, "base0", 5, "total=400")
     zero = (
-        _stream("CIFAR-10, 2 phases", parts, "base0", 2, "total=100"),
+        _stream("CIFAR-10, 2 tasks", parts, "base0", 2, "total=100"),
         ten,
-        _stream("CIFAR-100, 2 phases", blocks, "base0", 2, "total=400"),
+        _stream("CIFAR-100, 2 tasks", blocks, "base0", 2, "total=400"),
         five,
-        _stream("CIFAR-100, 10 phases", blocks, "base0", 10, "total=400"),
+        _stream("CIFAR-100, 10 tasks", blocks, "base0", 10, "total=400"),
     )
-    half = tuple(_stream(f"CIFAR-100, {n} phases", blocks, "base-half", n, "per_class=20") for n in (5, 10))
+    half = tuple(_stream(f"CIFAR-100, {n} tasks", blocks, "base-half", n, "per_class=20") for n in (5, 10))
     budgets = tuple(_stream(f"{k} exemplars", blocks, "base0", 5, f"total={k}") for k in (40, 100, 200, 400))
     controls = (
         _row("rkd", rates["rkd"], "Baseline, longer", "rkd-longer", {"schedule.epochs": round(LONGER * LATER)}),
