@@ -44,7 +44,8 @@ def _title(column: Column, shown: list[Experiment]) -> str:
     settings = column.settings
     budget = str(settings["memory"]).removeprefix("total=").replace("per_class=20", "20")
     per_class = " per class" if "per_class" in str(settings["memory"]) else ""
-    tasks = f", {settings['stream.tasks']} tasks" if "stream.tasks" in settings else ""
+    number = settings.get("stream.tasks")
+    tasks = f", {number} tasks" if isinstance(number, int) else ""
     where = ", ".join(experiment.title.partition(":")[0] for experiment in shown)
     stream = f"{DATA_SETS[str(settings['data.name'])]}, {PROTOCOLS[str(settings['stream.protocol'])]}{tasks}"
     return f"EDBL on {stream}, {budget} exemplars{per_class} ({where})."

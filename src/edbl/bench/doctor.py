@@ -23,6 +23,11 @@ EXTRAS = {
     "heic": "HEIC photos",
     "export": "`edbl export`, and features in half the time on a CPU",
     "pandas": "`edbl.frame`",
+    "serve": "`edbl serve`",
+    "tune": "`edbl tune`",
+    "tensorboard": "`--log tensorboard`",
+    "wandb": "`--log wandb`",
+    "mlflow": "`--log mlflow`",
     "docs": "`make site`",
     "dev": "the tests",
 }

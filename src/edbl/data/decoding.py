@@ -72,7 +72,7 @@ def decode_bytes(data: bytes, name: str, size: int, most: int = MAX_PIXELS) -> D
             raise _BadImage("empty file")
         with Image.open(BytesIO(data), formats=_formats(Path(name))) as image:
             if image.width * image.height > MAX_PIXELS:  # a JPEG may need room for all of them, however it is scaled
-                raise _BadImage(f"more than {MAX_PIXELS // 10**6} million pixels")
+                raise _BadImage(f"more than {MAX_PIXELS / 1e6:g} million pixels")
             return _decoded(image, size, True, most)
     except Exception as error:  # as in `decode`
         return Decoded(None, bad=_reason(error))
@@ -82,7 +82,7 @@ def _decoded(image: Image.Image, size: int, draft: bool, most: int) -> Decoded:
     if draft:
         image.draft(None, (2 * size, 2 * size))
     if image.width * image.height > most:
-        raise _BadImage(f"more than {most // 10**6} million pixels")
+        raise _BadImage(f"more than {most / 1e6:g} million pixels")
     return Decoded(squared(image, size), converted=image.mode != "RGB")
 
 
