@@ -19,7 +19,10 @@ from edbl.cli import app
 ROOT = Path(__file__).parents[1]
 RULES = tomllib.loads((ROOT / "docs" / "prose.toml").read_text(encoding="utf-8"))
 LAB = ROOT / "docs" / "lab"  # notebooks of attempts, in the words of their day
-CODE = re.compile(r"^```.*?^```$|`[^`\n]*`|\]\([^)\s]*\)|<!--.*?-->|\$[^$\n]+\$|https?://\S+", re.MULTILINE | re.DOTALL)
+CODE = re.compile(
+    r"\b\w+\.\w[\w.]*|\{[^}\n]*\}|^```.*?^```$|`[^`\n]*`|\]\([^)\s]*\)|<!--.*?-->|\$[^$\n]+\$|https?://\S+",
+    re.MULTILINE | re.DOTALL,
+)
 HOUSE = Check(
     check_type=types.PreferredForms(RULES["plain"]), path="house", message="'{1}' is an idiom of ours: write {0}"
 )

@@ -440,8 +440,8 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
         assert cli("predict", copy, photos / "second").code == 0
         found = cli("learn", copy, *options)
         assert found.code == 0, found.err
-        assert ("going on with the increment begun" in found.err) == ((write, after) != (1, False) and not committed)
-        assert ("that increment is complete" in found.err) == committed
+        assert ("continuing the update of" in found.err) == ((write, after) != (1, False) and not committed)
+        assert ("that update is complete" in found.err) == committed
         assert store.read(copy).weights == new
         assert (copy / store.PAGE).read_bytes() != (model / store.PAGE).read_bytes(), "of the new version"
         assert not (copy / store.INCREMENT).exists()
@@ -493,14 +493,14 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
     for name, more in (("predict", photos), ("info", "--json"), ("forget", "digit 0")):
         found = cli(name, model, more)
         assert found.code == 2
-        assert f"`edbl learn {model}` goes on with it" in found.err
+        assert f"`edbl learn {model}` continues it" in found.err
     found = cli("learn", model, photos / "second")
     assert found.code == 2
     assert "begun" in found.err
     assert f"`edbl learn {model} --discard` drops it" in found.err
     found = cli("learn", model)
     assert found.code == 0
-    assert "going on with the increment begun" in found.err
+    assert "continuing the update of" in found.err
     assert store.read(model).names == ["digit 0", "digit 1"]
 
 
@@ -592,7 +592,7 @@ def test_the_same_command_given_again_learns_nothing_more(model: Path, photos: P
     files = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
     found = cli("learn", model, photos / "second", "--memory", "total=9")
     assert found.code == 0
-    assert f"that increment is complete: `edbl info {model}` shows it" in found.err
+    assert f"that update is complete: `edbl info {model}` shows it" in found.err
     assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == files
     found = cli("learn", model, photos / "second", "--memory", "total=12")  # which is another request
     assert "the model knows all these images already" in found.err
@@ -601,7 +601,7 @@ def test_the_same_command_given_again_learns_nothing_more(model: Path, photos: P
 @pytest.mark.usefixtures("_server")
 def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
-    assert "an increment was begun and not finished" in cli("info", model).out
+    assert "an update is unfinished" in cli("info", model).out
     assert "--discard` drops it" in cli("forget", model, "digit 0").err
     assert cli("learn", model, "--memory", "total=9").code == 2  # not what was begun
     assert cli("learn", model, "--discard").code == 0
@@ -609,10 +609,10 @@ def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, t
     assert store.read(model).names == ["digit 0", "digit 1"]
     found = cli("learn", model)
     assert found.code == 2
-    assert "no begun increment to go on with" in found.err
+    assert "no unfinished update to continue" in found.err
     found = cli("learn", model, "--discard")
     assert found.code == 0
-    assert found.err == "no increment was begun\n"
+    assert found.err == "there is no unfinished update\n"
 
 
 @pytest.mark.usefixtures("_server")
@@ -625,7 +625,9 @@ def test_a_begun_increment_that_was_changed_by_hand(model: Path, photos: Path, c
         path.write_text(changed)
         found = cli("learn", model)
         assert found.code == 2
-        assert f"the increment begun in {model} is damaged; drop it with `edbl learn {model} --discard`" in found.err
+        assert (
+            f"the unfinished update in {model} is damaged; discard it with `edbl learn {model} --discard`" in found.err
+        )
     path.write_text(text)
     assert cli("learn", model).code == 0
 

@@ -173,7 +173,7 @@ def test_a_demo_that_was_stopped_goes_on(cli: Cli, monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(Step, "__call__", Mock(side_effect=KeyboardInterrupt))
         found = cli("demo", "--out", "here")
-    assert (found.code, found.err) == (130, "interrupted; `edbl demo --out here` goes on\n")
+    assert (found.code, found.err) == (130, "interrupted; `edbl demo --out here` continues\n")
     assert cli("demo", "--out", "here").code == 0
     assert [records.read(Path("here", name)).status for name in ("rkd", "edbl")] == ["done", "done"]
     assert Path("here/report.html").is_file()
@@ -235,17 +235,17 @@ def test_the_demo_compares_fairly() -> None:
         (["run", "edbl", "--protocol", "base-half", "--tasks", "6"], ["6 tasks do not fit", "1 to 5"]),
         (
             ["run", "edbl", "--protocol", "base-step", "--tasks", "5"],
-            ["stream.tasks (--tasks) means nothing to", "base-step"],
+            ["stream.tasks (--tasks) does not apply to", "base-step"],
         ),
         (
             ["run", "edbl", "--protocol", "tasks", "--order", "1993"],
-            ["stream.order (--order) means nothing to protocol tasks"],
+            ["stream.order (--order) does not apply to protocol tasks"],
         ),
-        (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks means nothing to protocol base0"]),
-        (["run", "edbl", "--set", "step=2"], ["stream.step means nothing to protocol base0"]),
+        (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks does not apply to protocol base0"]),
+        (["run", "edbl", "--set", "step=2"], ["stream.step does not apply to protocol base0"]),
         (
             ["run", "edbl", "--tasks", "5", "--set", "protocol=tasks"],
-            ["stream.tasks (--tasks) means nothing to", "tasks"],
+            ["stream.tasks (--tasks) does not apply to", "tasks"],
         ),
         (
             ["run", "edbl", "--tasks", "5", "--set", "phases=2"],

@@ -111,7 +111,7 @@ def test_readouts_that_one_has_alone_are_named(monkeypatch: pytest.MonkeyPatch, 
     assert found.readouts == ["cnn"]
     assert "only edbl has NME, boosted, odd <b>" in notes(found)
     read[other] = replace(make("rkd"), confusions={})
-    with pytest.raises(EdblError, match="no read-out in common"):
+    with pytest.raises(EdblError, match="no classifier in common"):
         compare([one, other])
 
 

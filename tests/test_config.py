@@ -299,7 +299,7 @@ def test_a_file_may_leave_out_what_the_preset_knows(tmp_path: Path) -> None:
     assert (changed.schedule.epochs, changed.data.name, changed.memory) == (4, "cifar100", "total=2000")
 
 
-IDLE = "means nothing to protocol"
+IDLE = "does not apply to protocol"
 
 
 @pytest.mark.parametrize(
@@ -829,13 +829,13 @@ def test_what_does_not_fit_is_named(change: dict[str, Any], message: str) -> Non
 
 @pytest.mark.parametrize("protocol", ["base0", "base-half"])
 def test_the_older_name_of_tasks_is_read(protocol: str) -> None:
-    recipe = Recipe.build("rkd", **{"stream.protocol": protocol, "stream.phases": 3})
+    recipe = Recipe.of({"method": "rkd", "stream.protocol": protocol, "stream.phases": 3})
     assert recipe == Recipe.build("rkd", protocol=protocol, phases=3) == Recipe.build("rkd", protocol=protocol, tasks=3)
     assert recipe.stream.number == 3
 
 
 def test_complete_recipes_of_before_are_read(tmp_path: Path) -> None:
-    listed = Recipe.build("rkd", **{"stream.protocol": "tasks", "stream.tasks": [["0", "1"], ["2"]]})
+    listed = Recipe.of({"method": "rkd", "stream.protocol": "tasks", "stream.tasks": [["0", "1"], ["2"]]})
     for recipe, tasks in ((Recipe.build("rkd", tasks=2), "[]"), (listed, '[["0", "1"], ["2"]]')):
         today = next(line for line in recipe.toml().splitlines() if line.startswith("tasks = "))
         (tmp_path / "old.toml").write_text(recipe.toml().replace(today, f"phases = 2\ntasks = {tasks}"))

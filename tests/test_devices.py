@@ -261,7 +261,7 @@ def test_bf16_is_refused_where_it_is_not_computed(cli: Cli, monkeypatch: pytest.
     monkeypatch.setattr(environment, "computes_bf16", lambda device: False)
     done = cli("run", "finetune", "--data", "digits", "--precision", "bf16", "--device", "cpu", "--out", tmp_path / "x")
     assert done.code == 2
-    assert "precision bf16 was asked for" in done.err
+    assert "precision bf16 is wanted" in done.err
     assert "use precision auto or fp32" in done.err
     assert not (tmp_path / "x").exists()
 
@@ -284,7 +284,7 @@ def test_devices_by_name(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.gpus("cuda:1") == [1]
     assert environment.gpus("cpu") == []
     assert taken == [torch.device("cuda", 1)]
-    with pytest.raises(EdblError, match="device cuda:2 was asked for, but there are 2 of them"):
+    with pytest.raises(EdblError, match="device cuda:2 is wanted, but there are 2 of them"):
         environment.pick_device("cuda:2")
     assert environment.describe(torch.device("cuda", 1)) == "GPU, cuda:1"
     with pytest.raises(EdblError, match=r"unknown value of device 'gpu'"):
@@ -296,7 +296,7 @@ def test_devices_by_name(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="needs a machine without such a device")
 @pytest.mark.parametrize("name", ["mps", "xpu", "hpu"])
 def test_a_device_that_is_not_here(name: str) -> None:
-    with pytest.raises(EdblError, match=f"device {name} was asked for, but PyTorch has no such device here"):
+    with pytest.raises(EdblError, match=f"device {name} is wanted, but PyTorch has no such device here"):
         environment.pick_device(name)
 
 

@@ -392,7 +392,7 @@ def test_answers_that_are_no_numbers_are_told() -> None:
     x, y = blobs(-5, 5)
     model = quick(method="rkd", epochs=1, batch_size=24).fit(x, y)
     before = model.predict_proba(x)
-    with pytest.raises(EdblError, match="the net's answers are not numbers after training"):
+    with pytest.raises(EdblError, match="the network's outputs are NaN after training"):
         model.set_params(learning_rate=1e25).partial_fit(x[:12], y[:12] + 2)
     assert np.array_equal(model.predict_proba(x), before)
 

@@ -57,7 +57,7 @@ def test_a_model_is_taught_and_asked_by_the_engine_that_it_names(
         assert cli("predict", model, folder, test).code == 0
     assert sum(number for _, number in asked) == 13  # of each photo once, for whichever command
     found = cli("learn", tmp_path / ONNX, folder, "--engine", "torch")
-    assert "engine=torch: this model was made with onnxruntime, for good" in found.err
+    assert "engine=torch: this model uses onnxruntime, which cannot change" in found.err
     change(tmp_path / ONNX, lambda values: values["settings"].update(engine="abacus"))
     assert "its engine is none" in cli("predict", tmp_path / ONNX, test).err
 

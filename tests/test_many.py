@@ -227,7 +227,7 @@ def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_pa
     said = (tmp_path / "errors").read_text()
     assert "Traceback" not in said
     if how is not signal.SIGKILL:
-        assert said == "interrupted; the same command goes on from the last checkpoints\n"
+        assert said == "interrupted; the same command continues from the last checkpoints\n"
         assert not list((tmp_path / "temporary").glob("edbl-*"))
 
 

@@ -260,7 +260,7 @@ DROPS = """
 
 def test_what_could_not_be_resumed_fails_in_the_first_task(tmp_path: Path) -> None:
     refused(tmp_path, BUFFER, r"(?s)after task 1 its net is not what `build` and `grow` make.*mean")
-    refused(tmp_path, DROPS, "`finish` of phase 'train' changes the structure of the net; do that in `end`")
+    refused(tmp_path, DROPS, "`finish` of phase 'train' changes the structure of the network; do that in `end`")
 
 
 def test_a_net_that_is_replaced_is_the_one_that_goes_on(tmp_path: Path) -> None:
@@ -307,5 +307,5 @@ def test_accuracy_within_a_task(at: int, tmp_path: Path) -> None:
 
 
 def test_what_means_nothing_to_an_optimiser_is_refused() -> None:
-    with pytest.raises(EdblError, match=r"optim\.momentum means nothing to optim\.kind adam; leave it out"):
+    with pytest.raises(EdblError, match=r"optim\.momentum does not apply to optim\.kind adam; leave it out"):
         Recipe.of({"optim.kind": "adam", "optim.momentum": 0.5})

@@ -135,7 +135,7 @@ def test_published_systems_come_after_the_rivals_with_their_own_recipes() -> Non
     }
     assert {(r.data.augment, r.data.cutout) for r in foster.values()} == {("crop-flip-trivial", 16)}
     for made in foster.values():
-        later = made.stream.tasks - (made.stream.protocol == "base0")
+        later = made.stream.number - (made.stream.protocol == "base0")
         betas = made.values()["options.boost_betas"]
         assert isinstance(betas, tuple)
         assert len(betas) in (1, later)
@@ -190,7 +190,14 @@ def test_states_times_and_first_tasks(tmp_path: Path) -> None:
     device = records.read(runs / "done").device
     items = [Item("all", "", [a_plan(name, one) for name, one in made.items()])]
     found = {e.run.folder: e for e in plan(items, results, runs, device, lambda data: data[: 5 * (data == "cifar10")])}
-    assert [entry.state for entry in found.values()] == ["done", "begun", "missing", "missing", "missing", "missing"]
+    assert [entry.state for entry in found.values()] == [
+        "done",
+        "unfinished",
+        "missing",
+        "missing",
+        "missing",
+        "missing",
+    ]
     assert [entry.todo for entry in found.values()] == [False, True, True, True, False, False]
     assert found["absent"].obstacle == "cifar"
     assert "another holds another run" in found["another"].obstacle
@@ -252,7 +259,7 @@ def test_what_is_begun_comes_first_and_parts_of_a_gpu_are_not_spoilt() -> None:
     entries = [
         Entry("a", made["podnet"], "missing"),
         Entry("a", made["rkd"], "missing"),
-        Entry("b", made["tpcil"], "begun"),
+        Entry("b", made["tpcil"], "unfinished"),
         Entry("b", made["icarl"], "missing"),
         Entry("b", made["rkd"], "done"),
         Entry("b", made["rkd"], "missing", obstacle="no data"),
@@ -267,7 +274,7 @@ def test_only_what_can_be_had_in_time_waits_for_it() -> None:
     times = {"short": 10.0, "long": 90.0, "unknown": None}
     entries = [Entry("a", a_plan(name, recipe()), "missing", seconds) for name, seconds in times.items()]
     entries.append(Entry("a", a_plan("elsewhere", recipe()), "missing", 5.0, machine="GPU"))
-    entries.append(Entry("a", a_plan("begun", recipe()), "begun", 5.0))
+    entries.append(Entry("a", a_plan("begun", recipe()), "unfinished", 5.0))
     assert queue.in_time(entries, Path("runs"), 60.0) == {Path("runs/short"): 10.0}
 
 
@@ -345,17 +352,17 @@ def test_a_dry_run_lists_all_and_runs_nothing(cli: Cli, tmp_path: Path, places: 
     assert lines[3] == "mixed digits-2/cifar-seed0 0 missing, cannot be run ?"
     assert lines[4].startswith("seed 1 digits-2/vanilla-mkd-seed1 1 missing ? for 1 other")
     assert lines[7].startswith("2 runs left out: cifar-10-binary.tar.gz is not in")
-    assert lines[8] == "6 runs: 0 done, 0 begun, 6 missing"
+    assert lines[8] == "6 runs: 0 done, 0 unfinished, 6 missing"
     assert not (tmp_path / "runs").exists()
     one = cli("reproduce", "tiny", "--dry-run", "--only", "re-mkd", *places)
-    assert "1 run: 0 done, 0 begun, 1 missing" in one.out
+    assert "1 run: 0 done, 0 unfinished, 1 missing" in one.out
 
 
 def test_a_queue_is_worked_off_and_shares_first_tasks(cli: Cli, tmp_path: Path, places: list[object]) -> None:
     done = cli("reproduce", "all", "--seeds", 1, "--minutes", 5, *places)
     assert done.code == 0, done.err
     assert "1 run left out: cifar-10-binary.tar.gz is not in" in done.out
-    assert "3 runs: 2 done, 0 begun, 1 missing" in done.out
+    assert "3 runs: 2 done, 0 unfinished, 1 missing" in done.out
     shared = records.read(tmp_path / "results" / "digits-2" / "re-mkd-seed0")
     assert "first task shared with vanilla-mkd-seed0" in shared.notes
     again = cli("reproduce", "tiny", "--minutes", 5, *places)
@@ -377,9 +384,9 @@ def test_minutes_end_a_run_that_goes_on_the_next_time(
     assert time.monotonic() - begun < 35
     assert done.code == 0, done.err
     assert "stopped, as the time is over; it can go on" in done.out
-    assert "1 run: 0 done, 1 begun, 0 missing" in done.out
+    assert "1 run: 0 done, 1 unfinished, 0 missing" in done.out
     assert records.read(tmp_path / "runs" / "digits" / "long").status == "running"
-    assert "digits/long 0 begun ?" in " ".join(cli("reproduce", "all", "--dry-run", *places).out.split())
+    assert "digits/long 0 unfinished ?" in " ".join(cli("reproduce", "all", "--dry-run", *places).out.split())
 
 
 @pytest.mark.parametrize(

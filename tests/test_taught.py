@@ -158,7 +158,7 @@ def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp
     assert "unknown class 'Digit 1': 'digit 1' was forgotten on 20" in cli("forget", model, "Digit 1").err
     found = cli("learn", model, folders[0])
     assert "learnt 1 new class (digit 1) from 9 images" in found.out
-    assert "12 images left out: given twice, or known to the model already" in found.err
+    assert "12 images left out: given twice, or in the model already" in found.err
     assert "refreshed" not in found.out
     assert [known.images for known in store.read(model).classes] == [12, 9]
     assert "the model knows all these images already" in cli("learn", model, folders[0], "--skip-bad").err
@@ -211,7 +211,7 @@ def test_what_a_closed_form_has_no_use_for(folders: list[Path], tmp_path: Path, 
 
 def test_settings_that_mean_nothing_to_it(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     for more, message in (
-        (["--set", "schedule.epochs=2"], "means nothing to a closed form"),
+        (["--set", "schedule.epochs=2"], "does not apply to a closed form"),
         (["--keep", "all"], "unknown value of keep 'all'"),
         (["--keep", "nothing", "--method", "ridge"], "ridge weighs photos by how many its class has in the end"),
         (["--keep", "photos", "--method", "edbl"], "is for lda and ridge on a frozen backbone"),

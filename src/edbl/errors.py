@@ -4,6 +4,8 @@ import difflib
 import shlex
 from collections.abc import Iterable, Mapping
 
+FEW = 10  # names that are all named
+
 
 class EdblError(Exception):
     """What was wrong, where, and what to do about it, in one or two lines."""
@@ -37,17 +39,20 @@ def happened(error: Exception, place: str) -> None:
 def unknown(
     kind: str, name: str, known: Iterable[str], short: Iterable[str] = (), listing: str = "", most: int = 0
 ) -> EdblError:
-    """Return the error for a name that does not exist, naming the nearest right one; ``short`` are other forms.
+    """Return the error for a name that does not exist: the nearest right one, and all where there are at most ten.
 
-    If none is near it names all, or ``most``, or says that ``listing``, a command, does.
+    ``short`` are other forms of names. Of many, ``listing`` is a command that names all; without it ``most`` are named.
     """
     names = sorted(known)
     forms = {form.casefold(): form for form in (*short, *names)}
-    near = difflib.get_close_matches(name.casefold(), forms, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name.casefold(), forms, n=1, cutoff=0.6)
     more = f" and {len(names) - most:,} more" if 0 < most < len(names) else ""
-    there = f"{listing} names all" if listing else f"known: {', '.join(names[: most or None])}{more}"
-    hint = f"did you mean '{forms[near[0]]}'?" if near else there
-    return EdblError(f"unknown {kind} '{name}': {hint}")
+    hints = [f"did you mean '{forms[near[0]]}'?"] if near else []
+    if listing and len(names) > FEW:
+        hints += [] if near else [f"{listing} names all"]
+    elif not near or len(names) <= FEW:
+        hints.append(f"known: {', '.join(names[: most or None])}{more}")
+    return EdblError(f"unknown {kind} '{name}': {' '.join(hints)}")
 
 
 def command(*words: object) -> str:

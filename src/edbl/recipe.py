@@ -255,7 +255,7 @@ def _refuse_dropped(values: Mapping[str, object], known: Set[str]) -> None:
 
 
 def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None:
-    """Refuse a key that means nothing to the stream, neither to that of its own layer nor to the last one.
+    """Refuse a key that does not apply to the stream, neither to that of its own layer nor to the last one.
 
     A layer of all keys is one of a recipe: nobody chose them.
     """
@@ -268,7 +268,7 @@ def _refuse_idle(layers: Sequence[Mapping[str, object]], complete: bool) -> None
         if not every and (idle := sorted(layer.keys() & stream.idle & streams[-1].idle)):
             other = WITHOUT.get(idle[0])
             why = f"without stream.{other}" if other else f"to protocol {streams[-1].protocol}"
-            raise EdblError(f"{idle[0]} means nothing {why}; leave it out")
+            raise EdblError(f"{idle[0]} does not apply {why}; leave it out")
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -193,7 +193,7 @@ class Training(Common):
         given = {key: value for layer in layers[complete:] for key, value in layer.items()}
         kind = given.get("optim.kind", "sgd")
         if idle := [key for key in ("optim.momentum", "optim.nesterov") if key in given and kind != "sgd"]:
-            raise EdblError(f"{idle[0]} means nothing to optim.kind {kind}; leave it out")
+            raise EdblError(f"{idle[0]} does not apply to optim.kind {kind}; leave it out")
 
     @classmethod
     def of_data(cls, found: Origins, given: Values) -> Origins:

@@ -74,7 +74,7 @@ def read(folder: Path) -> Begun | None:
 def unusable(folder: Path) -> EdblError:
     """Return the error for a begun increment that is damaged."""
     return EdblError(
-        f"the increment begun in {folder} is damaged; drop it with {command('learn', folder, '--discard')}"
+        f"the unfinished update in {folder} is damaged; discard it with {command('learn', folder, '--discard')}"
     )
 
 
@@ -119,7 +119,7 @@ def begin(
 def drop(folder: Path, say: Say) -> None:
     """Drop what was begun, if anything was, and say so."""
     if disk.discard(folder):
-        say("the increment that was begun is dropped")
+        say("the unfinished update is discarded")
 
 
 def _read(
@@ -144,14 +144,14 @@ def _read(
     given = sorted((photo.name, digest) for photo, digest in zip(found, digests, strict=True))
     asked = hashlib.sha256(repr((replace(request, folders=[]), given)).encode()).hexdigest()
     if base and base.bundle.history[-1].asked == asked:
-        raise Complete(f"that increment is complete: {command('info', folder)} shows it")
+        raise Complete(f"that update is complete: {command('info', folder)} shows it")
     _check_twins(found, digests)
     moved = _moved(folder, request, found, digests, base.bundle) if base else []
     train, held = _split(names, labels, digests, settings, base)
     if not train:
-        raise EdblError("there is nothing to learn: the model knows all these images already, or holds them out")
+        raise EdblError("there is nothing to learn: the model has all these images already, or holds them out")
     if repeated := sum(map(bool, digests)) - len(train) - len(held):
-        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or known to the model already")
+        notes.append(f"{count(range(repeated), 'image')} left out: given twice, or in the model already")
     Budget.parse(settings.memory).check(len({*known, *names}))
     if not base:
         settings = _of_photos(settings, request, np.load(place / IMAGES, mmap_mode="r"), train, labels, notes)
@@ -217,7 +217,7 @@ def _moved(folder: Path, request: Request, found: Sequence[Photo], digests: Sequ
         named = first([f"{shown(p.path)}, given as '{p.name}', known as '{owner}'" for p, _, owner in moved])
         renamed = f"; or, if the class has a new name, {command('rename', folder, name, photo.name)} first"
         raise EdblError(
-            f"the model knows an image as another class than it is given: {named}\nremove it; or give it its new class "
+            f"the model has an image under another class: {named}\nremove it; or give it its new class "
             f"with relabel=true{renamed if photo.name not in bundle.names else ''}"
         )
     gone = {f"{digest}.png" for _, digest, _ in moved}

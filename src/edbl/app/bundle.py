@@ -88,15 +88,15 @@ def exists(folder: Path) -> bool:
 
 
 def begun(folder: Path) -> bool:
-    """Tell whether an increment was begun and not finished."""
+    """Tell whether an update is unfinished."""
     return (folder / INCREMENT / BEGUN).is_file()
 
 
 def unfinished(folder: Path) -> EdblError:
     """Return the error for a model that cannot be changed, as an increment was begun."""
     return EdblError(
-        f"{folder} has an increment that was begun and not finished\n"
-        f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
+        f"{folder} has an unfinished update\n"
+        f"{command('learn', folder)} continues it; {command('learn', folder, '--discard')} discards it"
     )
 
 
@@ -104,8 +104,7 @@ def _missing(folder: Path) -> EdblError:
     """Return the error for a folder that holds no model."""
     if begun(folder):
         return EdblError(
-            f"{folder} has learnt nothing yet: its first increment was begun and not finished\n"
-            f"{command('learn', folder)} goes on with it"
+            f"{folder} has learnt nothing yet: its first update is unfinished\n{command('learn', folder)} continues it"
         )
     if folder.exists() and not folder.is_dir():
         return EdblError(f"{folder} is a file; give the folder of a model")

@@ -64,7 +64,7 @@ def forget_known(folder: Path, digests: Mapping[str, str], features: Callable[[S
 
 def _stays(found: Bundle) -> EdblError:
     return EdblError(
-        f"{found.settings.method} is trained, and what a photo did to its net stays; forget the photo's class, or "
+        f"{found.settings.method} is trained, and what a photo did to its network stays; forget the photo's class, or "
         "use a closed form"
     )
 

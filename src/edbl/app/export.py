@@ -188,7 +188,7 @@ def _scorer(method: Method, head: Head) -> Scorer:
         rows = F.normalize(torch.cat([head.old, head.weight]))
         scale, shift = (head.scale, 0.0) if isinstance(head, CosineHead) else (2.0, -2.0)
         return Scorer(scale * rows, rows.new_full((len(rows),), shift), unit=True, rows=head.rows)
-    raise EdblError(f"a net with head {type(head).__name__} cannot be exported")
+    raise EdblError(f"a network with head {type(head).__name__} cannot be exported")
 
 
 def export(
@@ -246,8 +246,8 @@ def _written(
     worst = _difference(data, x, outputs, expected)
     if not worst <= TOLERANCE:
         raise EdblError(
-            f"the exported net differs from the model by {worst:.2g} on its exemplars, where {TOLERANCE} is allowed; "
-            f"{path} was not written"
+            f"the exported network differs from the model by {worst:.2g} on its exemplars, where {TOLERANCE} is "
+            f"allowed; {path} was not written"
         )
     write_output(path, data)
     return worst
@@ -316,7 +316,9 @@ def _refuse_model(model: Model) -> None:
         raise EdblError("the model has no class yet; let it learn some before it is exported")
     method, net = type(model.method), model.learner.net
     if type(net) not in (Net, ExpandingNet, FosterNet) or method.scores not in (Method.scores, ClosedForm.scores):
-        raise EdblError(f"models of method {method.name} cannot be exported: it has a net or a read-out of its own")
+        raise EdblError(
+            f"models of method {method.name} cannot be exported: it has a network or a classifier of its own"
+        )
 
 
 def _expected(model: Model, backbone: nn.Module | None, pixels: Transform | None, images: Tensor) -> list[Tensor]:
@@ -352,7 +354,7 @@ def _onnx(served: Served | ServedExact, x: Tensor, outputs: Sequence[str], metad
 
     size = sum(tensor.nbytes for tensor in served.state_dict().values())
     if size > LIMIT:
-        raise EdblError(f"the net has {size / 1e9:.1f} GB of weights; ONNX files end at 2 GiB")
+        raise EdblError(f"the network has {size / 1e9:.1f} GB of weights; ONNX files end at 2 GiB")
     # Two images, since PyTorch takes the number 1 to be meant.
     name, two = "images" if x.ndim == 4 else "vectors", torch.cat([x[:1], x[:1]])
     network, rest = _eight(served)
@@ -382,6 +384,6 @@ def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequen
         for batch in (x, x[:1]):
             found += [torch.from_numpy(array) for array in session.run(outputs, {name: batch.numpy()})]
     except Exception as error:  # of every kind, and none of them documented
-        raise EdblError(f"onnxruntime cannot run the exported net: {str(error).splitlines()[0]}") from error
+        raise EdblError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}") from error
     pairs = zip(found, [*expected, *(whole[:1] for whole in expected)], strict=True)
     return float(torch.stack([(f - e).abs().where(f != e, 0.0).max() for f, e in pairs]).max())

@@ -146,7 +146,7 @@ class Pixels:
         s = self.settings
         if find_method(s.method).needs == "blocks" and s.backbone.startswith(pretrained.TIMM):
             raise EdblError(
-                f"{s.method} looks into its net, which one of timm does not let it; use another method or backbone"
+                f"{s.method} reads inner layers, which networks of timm do not expose; use another method or backbone"
             )
         return s
 
@@ -238,8 +238,8 @@ class Frozen:
         """Note which backbone it is; refuse a method that needs more than features."""
         if find_method(self.settings.method).needs != "features":
             raise EdblError(
-                f"{self.settings.method} needs the pixels or the inner layers of its net, which a frozen backbone does "
-                "not give it\nuse tune=all, or another method"
+                f"{self.settings.method} needs the pixels or the inner layers of its network, which a frozen backbone "
+                "does not give it\nuse tune=all, or another method"
             )
         return replace(self.settings, copies=self.copies, backbone_weights=self.backbone.digest)
 

@@ -119,9 +119,9 @@ def _begin(
 ) -> "Increment | None":
     if discard:
         if not request.folders and request != Request():
-            raise EdblError("discard alone drops what was begun; with other settings, name folders to learn from")
+            raise EdblError("discard alone drops an unfinished update; with other settings, name folders to learn from")
         if not disk.begun(folder):
-            say("no increment was begun")
+            say("there is no unfinished update")
         if not request.folders:
             begin.drop(folder, say)
             return None
@@ -129,14 +129,14 @@ def _begin(
     if begun and found and begun.base < found.version and begun.asked == found.history[-1].asked:  # after the commit
         _finish(folder, found, begun)
         if _same(request, begun.request):
-            say(f"that increment is complete: {command('info', folder)} shows it")
+            say(f"that update is complete: {command('info', folder)} shows it")
             return None
         begun = None
     fresh = begun is None
     base = _base(folder, found, begun.request.start if begun else request.start)
     if begun is None:
         if not request.folders and not given:
-            raise EdblError(f"{folder} has no begun increment to go on with; name folders with photos to learn from")
+            raise EdblError(f"{folder} has no unfinished update to continue; name folders with photos to learn from")
         try:
             begun = begin.begin(folder, request, base, device, say, given)
         except begin.Complete as error:
@@ -144,16 +144,16 @@ def _begin(
             return None
     elif given or not _same(request, begun.request):
         raise EdblError(
-            f"{folder} has an increment that was begun {begun.began} and not finished ({_some(begun.names)})\n"
-            f"{command('learn', folder)} goes on with it; {command('learn', folder, '--discard')} drops it"
+            f"{folder} has an unfinished update of {begun.began} ({_some(begun.names)})\n"
+            f"{command('learn', folder)} continues it; {command('learn', folder, '--discard')} discards it"
         )
     elif begun.base != (base.bundle.version if base else 0):
         raise EdblError(
-            f"the increment begun in {folder} belongs to another state of the model\n"
-            f"{command('learn', folder, '--discard')} drops it"
+            f"the unfinished update in {folder} belongs to another state of the model\n"
+            f"{command('learn', folder, '--discard')} discards it"
         )
     else:
-        say(f"going on with the increment begun {begun.began} ({_some(begun.names)})")
+        say(f"continuing the update of {begun.began} ({_some(begun.names)})")
     kind = Solving if begun.settings.keep else Training
     made = kind(folder, begun, base, device, found.version if found else 0)
     if not fresh:
@@ -371,7 +371,7 @@ class Training(Increment):
         except Diverged as error:  # to go on would lead to the same
             disk.discard(self.folder)
             again = "learn from the same folders with other values, such as a smaller schedule.lr"
-            raise EdblError(f"{error}\nwhat was begun is dropped, and the model is as it was: {again}") from error
+            raise EdblError(f"{error}\nthe update is discarded, and the model unchanged: {again}") from error
 
     def _bundle(self, model: Model, made_by: Recipe, event: Event) -> Bundle:
         """Return what is to be said of the new model."""

@@ -90,7 +90,7 @@ class Model:
         x = x[torch.linspace(0, len(x) - 1, min(CHECKED, len(x))).long()]
         cnn, nme = self.readouts(x) if len(self.memory) else (self.probabilities(x), torch.zeros(1, 1))
         if not cnn.isfinite().all() or not nme.amax(1).isfinite().all():  # a class without exemplars is infinitely far
-            raise Diverged(f"the net's answers are not numbers after training; {ADVICE}")
+            raise Diverged(f"the network's outputs are NaN after training; {ADVICE}")
 
     def _remember(self, more: Images) -> None:
         """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""

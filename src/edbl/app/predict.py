@@ -65,7 +65,7 @@ class Predictor:
         self.answer: Answer
         if self.settings.keep:
             if readout == "nme":
-                raise EdblError(f"{self.settings.method} has one read-out, its own; leave out readout=nme")
+                raise EdblError(f"{self.settings.method} has one classifier, its own; leave out classifier=nme")
             contents = load(folder, bundle, predict=True)
             exact = answers(contents)
             self.answer, judged = lambda x: exact(x[:, 0]), exact.sure.judged

@@ -130,7 +130,7 @@ def _engine(request: Request, found: Pretrained | None, tune: str, device: torch
 
 
 def _check_kept(request: Request, exact: bool, method: str) -> None:
-    """Refuse what means nothing to how a model learns."""
+    """Refuse what does not apply to how a model learns."""
     if exact and request.mirror is not None:
         raise EdblError(f"{method} learns from photos as they are, never from mirrored copies; leave mirror out")
     if request.mirror is not None and AUGMENT in request.given:
@@ -150,7 +150,9 @@ def change(settings: Settings, request: Request) -> Settings:
     for key in ("method", "backbone", "tune", "image_size", "keep", "engine", "mirror"):
         wanted, now = getattr(request, key), getattr(settings, key)
         if wanted not in (None, now):
-            raise EdblError(f"{key}={wanted}: this model was made with {now}, for good; leave it out, or make another")
+            raise EdblError(
+                f"{key}={wanted}: this model uses {now}, which cannot change; leave it out, or create another model"
+            )
     _check_kept(request, settings.keep is not None, settings.method)
     inputs = inputs_of(settings)
     inputs.check()
@@ -162,7 +164,7 @@ def change(settings: Settings, request: Request) -> Settings:
     )
     changed = _asked(changed, request, inputs)
     if bad := [key for key in ("data.mean", "data.std") if changed.given.get(key) != settings.given.get(key)]:
-        raise EdblError(f"the model has learnt with {bad[0]} as it was; make another model to change it")
+        raise EdblError(f"the model has learnt with another {bad[0]}; create another model to change it")
     return changed
 
 
@@ -184,7 +186,7 @@ def _asked(settings: Settings, request: Request, inputs: Inputs) -> Settings:
 def _check_method(name: str) -> None:
     if users.is_file(name):
         raise EdblError(
-            f"method={name}: a model must need nothing but its folder, so a method in a file of its own is no choice"
+            f"method={name}: models cannot use a method from a .py file, since a model must need nothing but its folder"
         )
     if name not in methods():
         raise unknown("method", name, methods())
@@ -203,7 +205,7 @@ def _checked(given: Mapping[str, Any], method: str, idle: Collection[str]) -> di
             raise _foreign(key)
         if key in idle:
             what = "a closed form, which is not trained" if closed(method) else "a frozen backbone"
-            raise EdblError(f"{key} means nothing to {what}; leave it out, or use tune=all")
+            raise EdblError(f"{key} does not apply to {what}; leave it out, or use tune=all")
     return {key: _plain(value) for key, value in checked.items()}
 
 

@@ -144,7 +144,7 @@ def info(folder: Path, bundle: Bundle) -> RenderableType:
     if left := disk.orphans(folder, bundle):
         lines.append(f"{count(left, 'file')} that the model does not keep any more could not be removed")
     if disk.begun(folder):
-        lines.append(f"an increment was begun and not finished: {command('learn', folder)} goes on with it")
+        lines.append(f"an update is unfinished: {command('learn', folder)} continues it")
     return Group(*(escape(line) for line in lines), "", _past(bundle), "", _classes(bundle))
 
 

@@ -8,12 +8,14 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated
 
 import typer
 
 from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal, tuning, watching
+from edbl.cli.examples import PANELS, epilog
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
@@ -80,33 +82,41 @@ def edbl(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Class-incremental learning: EDBL and its baselines."""
+    """Teach an image classifier new classes over time, without keeping all the old photos.
+
+    Begin with `edbl demo`, `edbl demo photos`, or `edbl learn MODEL PHOTOS`, a folder with a sub-folder for each class.
+    """
 
 
-app.command()(runs.run)
-app.command()(runs.resume)
-app.command()(watching.watch)
-app.command()(runs.check)
-app.command()(runs.report)
-app.command()(runs.compare)
-app.command()(studies.demo)
-app.command()(models.learn)
-app.command()(models.predict)
-app.command()(models.info)
-app.command()(models.forget)
-app.command()(models.rename)
-app.command()(models.merge)
-app.command()(models.join)
-app.command()(models.history)
-app.command()(models.undo)
-app.command()(models.prune)
-app.command()(models.export)
-app.command()(serve.serve)
-app.command()(runs.bench)
-app.command()(studies.reproduce)
-app.command()(studies.study)
-app.command()(studies.results)
-app.command()(tuning.tune)
-app.command("list")(lists.list_)
-app.command()(lists.doctor)
-app.add_typer(data.app, name="data")
+COMMANDS: dict[str, Callable[..., None]] = {
+    "learn": models.learn,
+    "predict": models.predict,
+    "serve": serve.serve,
+    "info": models.info,
+    "forget": models.forget,
+    "rename": models.rename,
+    "merge": models.merge,
+    "join": models.join,
+    "history": models.history,
+    "undo": models.undo,
+    "prune": models.prune,
+    "export": models.export,
+    "run": runs.run,
+    "resume": runs.resume,
+    "watch": watching.watch,
+    "check": runs.check,
+    "tune": tuning.tune,
+    "compare": runs.compare,
+    "report": runs.report,
+    "list": lists.list_,
+    "reproduce": studies.reproduce,
+    "study": studies.study,
+    "results": studies.results,
+    "demo": studies.demo,
+    "doctor": lists.doctor,
+    "bench": runs.bench,
+}
+for panel, shown in PANELS.items():
+    for word, examples in shown.items():
+        app.command(word, rich_help_panel=panel, epilog=epilog(examples))(COMMANDS[word])
+app.add_typer(data.app, name="data", rich_help_panel="Experiments")

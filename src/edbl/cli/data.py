@@ -5,15 +5,18 @@ from typing import Annotated
 
 import typer
 
+from edbl.cli.examples import DATA, epilog
 from edbl.cli.options import DataDir
 from edbl.cli.terminal import tell
 
-app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets.")
+app = typer.Typer(no_args_is_help=True, help="Fetch and verify data sets, or make example photos.")
 
 
-@app.command()
-def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
-    """Download a data set, resuming what was begun, and check it."""
+@app.command(epilog=epilog(DATA["fetch"]))
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set (`edbl list data`).")], data_dir: DataDir = None
+) -> None:
+    """Download a data set and check it; an interrupted download continues."""
     from edbl.data import datasets, download
 
     files = datasets.source(name).files
@@ -23,9 +26,11 @@ def fetch(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Data
         tell(f"{download.fetch(remote, download.data_dir(data_dir))} is complete")
 
 
-@app.command()
-def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: DataDir = None) -> None:
-    """Check that a data set loads, and those of its downloads that are there against their published checksums."""
+@app.command(epilog=epilog(DATA["verify"]))
+def verify(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Data set (`edbl list data`).")], data_dir: DataDir = None
+) -> None:
+    """Check that a data set loads, and its downloads against their published checksums."""
     from edbl.data import datasets, download
 
     folder = download.data_dir(data_dir)
@@ -38,12 +43,12 @@ def verify(name: Annotated[str, typer.Argument(help="Data set.")], data_dir: Dat
     tell(f"{name} is right: {images} of {len(dataset.classes)} classes")
 
 
-@app.command()
+@app.command(epilog=epilog(DATA["example"]))
 def example(
-    folder: Annotated[Path, typer.Argument(help="Where the folders of classes go.")],
-    classes: Annotated[int, typer.Option(help="How many digits.", min=1, max=10)] = 10,
-    photos: Annotated[int, typer.Option(help="How many photos of each.", min=1, max=170)] = 40,
-    first: Annotated[int, typer.Option(help="Number of the first; later ones are other photos.", min=0)] = 0,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; one sub-folder for each class.")],
+    classes: Annotated[int, typer.Option(help="Number of digits.", min=1, max=10)] = 10,
+    photos: Annotated[int, typer.Option(help="Number of photos of each.", min=1, max=170)] = 40,
+    first: Annotated[int, typer.Option(help="Skip so many photos of each, to get others.", min=0)] = 0,
 ) -> None:
     """Write small photos of handwritten digits, a folder for each class, to try `edbl learn` with."""
     from edbl.data import example as digits

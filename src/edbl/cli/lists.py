@@ -15,15 +15,15 @@ from edbl.errors import EdblError
 def list_(
     what: Annotated[Literal["methods", "options", "data", "recipes", "presets"], typer.Argument(help="What to list.")],
     method: Annotated[
-        str | None, typer.Argument(metavar="[METHOD]", help="For options: of which method, or .py file with one.")
+        str | None, typer.Argument(metavar="METHOD", help="For options: the method, or a .py file with one.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="For options: values for which data set.")] = None,
-    preset: Annotated[str | None, typer.Option(help="For options: values of which preset.")] = None,
+    data: Annotated[str | None, typer.Option(help="For options: show values for this data set.")] = None,
+    preset: Annotated[str | None, typer.Option(help="For options: show values of this preset.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="For options: KEY=VALUE, such as stream.tasks=2.")
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="For options: such as stream.tasks=2.")
     ] = None,
 ) -> None:
-    """List what there is to choose from."""
+    """List methods, options of a method, data sets, recipes or presets."""
     if what == "options":
         if method is None:
             raise EdblError("name a method, as in `edbl list options edbl`")
@@ -31,7 +31,7 @@ def list_(
         terminal.show(_options(method, given | options.settings(settings)))
         return
     if method or data or preset or settings:
-        raise EdblError(f"a method, --data, --preset and --set mean nothing to `edbl list {what}`; leave them out")
+        raise EdblError(f"a method, --data, --preset and --set do not apply to `edbl list {what}`; leave them out")
     terminal.show({"methods": _methods, "data": _data, "recipes": _recipes, "presets": _presets}[what]())
 
 

@@ -14,55 +14,81 @@ from edbl.errors import EdblError, command
 
 Folders = Annotated[
     list[Path] | None,
-    typer.Argument(metavar="[FOLDER]...", help="Photos, in FOLDER/CLASS/, or lists: .csv, .json, .xml. None: go on."),
+    typer.Argument(
+        metavar="FOLDER",
+        help="Photos in FOLDER/CLASS/, or lists: .csv, .json, .xml. Leave out to continue an unfinished update.",
+    ),
 ]
 Method = Annotated[
-    str | None, typer.Option(help="Method to learn by, for good. Default: lda if the net is frozen, else edbl.")
+    str | None,
+    typer.Option(help="Learning method; cannot be changed later. Default: lda if the backbone is frozen, else edbl."),
 ]
 Keep = Annotated[
-    str | None, typer.Option(help="What lda and ridge keep: features (default), photos or nothing, for good.")
+    Literal["features", "photos", "nothing"] | None,
+    typer.Option(help="What lda and ridge keep of photos; cannot be changed later. Default: features."),
 ]
 Backbone = Annotated[
     str | None,
     typer.Option(
-        help="efficientnet-lite0 or -lite2, timm:NAME, resnet18, resnet32, small or mlp; cannot be changed later."
+        help="efficientnet-lite0 or -lite2, timm:NAME, resnet18, resnet32, small or mlp; cannot be changed later. "
+        "Default: efficientnet-lite0 if it is installed, else by image size."
     ),
 ]
 Engine = Annotated[
-    str | None,
-    typer.Option(help="What computes features: torch, onnxruntime (default if installed), onnxruntime-int8; for good."),
+    Literal["torch", "onnxruntime", "onnxruntime-int8"] | None,
+    typer.Option(help="What computes features; cannot be changed later. Default: onnxruntime if it is installed."),
 ]
 Mirror = Annotated[
-    bool | None, typer.Option(help="Learn mirrored copies too, for good. Default: where held-out photos bear them.")
+    bool | None,
+    typer.Option(
+        help="Learn mirrored copies too; cannot be changed later. Default: if that is no worse on held-out photos."
+    ),
 ]
 Relabel = Annotated[
-    bool, typer.Option("--relabel", help="Images that the model knows as another class get the one given.")
+    bool, typer.Option("--relabel", help="Move photos that the model has under another class to the class given now.")
 ]
 
 
 def learn(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; made if it does not exist.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; created if it does not exist.")],
     folders: Folders = None,
     method: Method = None,
     keep: Keep = None,
-    memory: Annotated[str | None, typer.Option(help="Images to keep: per_class=20 (default) or total=2000.")] = None,
-    memory_mb: Annotated[float | None, typer.Option(help="Images to keep, in MB of pixels.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Side of the images, for good.")] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Images that a trained method keeps. Default: per_class=20.")
+    ] = None,
+    memory_mb: Annotated[float | None, typer.Option(help="The same limit in MB of pixels.")] = None,
+    image_size: Annotated[
+        int | None,
+        typer.Option(help="Side of the images in pixels; cannot be changed later. Default: by the backbone."),
+    ] = None,
     backbone: Backbone = None,
-    tune: Annotated[str | None, typer.Option(help="Of a pretrained net, learn its head or all, for good.")] = None,
+    tune: Annotated[
+        Literal["head", "all"] | None,
+        typer.Option(help="What a pretrained network learns; cannot be changed later. Default: head on a CPU."),
+    ] = None,
     engine: Engine = None,
     mirror: Mirror = None,
-    seed: Annotated[int | None, typer.Option(help="Drives everything random.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random choices. Default: 0.")] = None,
     device: Device = "auto",
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for a key of a recipe.")] = None,
-    validation: Annotated[float | None, typer.Option(help="Share of images to hold out. Default: 0.1.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out.")] = False,
+    settings: options.Settings = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(help="Share of photos held out to measure accuracy, by trained methods. Default: 0.1."),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave unreadable files out instead of stopping.")
+    ] = False,
     relabel: Relabel = False,
-    start: Annotated[int | None, typer.Option("--from", help="Learn from this version, not the newest.")] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Learn photos too that look mislabelled.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Drop an increment that was begun.")] = False,
+    start: Annotated[
+        int | None, typer.Option("--from", metavar="VERSION", help="Update this version of the model, not the newest.")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Learn photos that look mislabelled too, without stopping.")
+    ] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Discard an unfinished update.")] = False,
 ) -> None:
-    """Make a model from photos, or teach it more classes, or more about those it knows."""
+    """Create a model from photos, or teach it new classes, or more photos of its classes."""
     from edbl.app import bundle as disk
     from edbl.app import show
     from edbl.app.learn import increment
@@ -105,7 +131,7 @@ def _again(model: Path) -> str:
     from edbl.app import bundle as disk
 
     begun = disk.begun(model)
-    return f"{command('learn', model)} goes on where it stopped" if begun else "the same command starts again"
+    return f"{command('learn', model)} continues where it stopped" if begun else "the same command starts again"
 
 
 def page(model: Path, photos: list[Path], out: Path | None) -> None:
@@ -123,19 +149,23 @@ def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
     images: Annotated[
         list[Path],
-        typer.Argument(metavar="IMAGE...", help="Images, folders of them, quoted patterns; -: a path a line of input."),
+        typer.Argument(metavar="IMAGE", help="Images, folders, quoted patterns; - reads paths from standard input."),
     ],
-    top: Annotated[int, typer.Option(help="How many classes to name for each image.", min=1)] = 3,
-    readout: Annotated[Literal["cnn", "nme"] | None, typer.Option(help="Default: the method's own.")] = None,
+    top: Annotated[int, typer.Option(help="Number of classes to name for each image.", min=1)] = 3,
+    readout: Annotated[
+        Literal["cnn", "nme"] | None,
+        typer.Option("--classifier", "--readout", help="Classifier of a trained method. Default: the method's own."),
+    ] = None,
     unknown: Annotated[
-        float, typer.Option(help="Share of photos of known classes that may be called unknown; 0: none.")
+        float,
+        typer.Option(help="Share of photos of the model's classes that may be called unknown; 0 switches that off."),
     ] = 0.05,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each image.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON for each image.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
     device: Device = "auto",
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Unreadable files are no error.")] = False,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Do not fail because of unreadable files.")] = False,
 ) -> None:
-    """Say which classes images show."""
+    """Predict the classes of images."""
     import csv
 
     from edbl.app import show
@@ -181,7 +211,7 @@ def info(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
-    """Show what a model knows, remembers and has been through."""
+    """Show a model: classes, accuracy, settings, what it keeps, versions."""
     from edbl.app import show
     from edbl.app.bundle import settle
 
@@ -195,14 +225,14 @@ def info(
 def forget(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
     classes: Annotated[
-        list[str] | None, typer.Argument(metavar="[CLASS]...", help="Classes to forget.", show_default=False)
+        list[str] | None, typer.Argument(metavar="CLASS", help="Classes to delete.", show_default=False)
     ] = None,
     photos: Annotated[
-        list[Path] | None, typer.Option("--photo", help="A photo to forget, as a file; may be repeated.")
+        list[Path] | None, typer.Option("--photo", help="File of a photo to delete; may be repeated.")
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Remove classes or photos from a model, with all that it keeps of them."""
+    """Delete classes or photos from a model, with everything that it keeps of them."""
     from edbl.app import show
     from edbl.app.edit import forget as remove
     from edbl.app.edit import forget_photos
@@ -227,7 +257,7 @@ def rename(
     old: Annotated[str, typer.Argument(metavar="CLASS", help="The class.")],
     new: Annotated[str, typer.Argument(metavar="NAME", help="Its new name.")],
 ) -> None:
-    """Give a class of a model another name."""
+    """Rename a class of a model."""
     from edbl.app.edit import rename as give
     from edbl.text import class_name
 
@@ -237,10 +267,12 @@ def rename(
 
 def merge(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
-    classes: Annotated[list[str], typer.Argument(metavar="CLASS...", help="Classes that are to be one.")],
-    name: Annotated[str | None, typer.Option("--as", help="Its name. Default: that of the first.")] = None,
+    classes: Annotated[list[str], typer.Argument(metavar="CLASS", help="Classes to merge.")],
+    name: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Name of the merged class. Default: that of the first.")
+    ] = None,
 ) -> None:
-    """Make one class of several."""
+    """Merge several classes of a model into one."""
     from edbl.app.edit import merge as make
     from edbl.text import class_name, count
 
@@ -251,10 +283,10 @@ def merge(
 
 
 def join(
-    out: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the model to make.")],
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL...", help="Models of one backbone and method.")],
+    out: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the new model.")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL", help="Models with the same backbone and method.")],
 ) -> None:
-    """Make one model of several, as if it had learnt all their photos."""
+    """Join several models into a new one, as if it had learnt all their photos."""
     from edbl.app import show
     from edbl.app.joining import join as make
     from edbl.text import count
@@ -267,7 +299,7 @@ def history(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the versions of a model."""
+    """List the versions of a model, one for each change."""
     from edbl.app import show
     from edbl.app.versions import history as read
 
@@ -280,9 +312,12 @@ def history(
 
 def undo(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
-    to: Annotated[int | None, typer.Option(help="The version to go to. Default: that before the last change.")] = None,
+    to: Annotated[
+        int | None,
+        typer.Option(metavar="VERSION", help="Version to return to. Default: the one before the last change."),
+    ] = None,
 ) -> None:
-    """Take back the last change of a model, or go to any version that it keeps."""
+    """Undo the last change of a model, or return to any version that it keeps."""
     from edbl.app.versions import undo as go
     from edbl.text import count
 
@@ -291,7 +326,7 @@ def undo(
 
 
 def prune(model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")]) -> None:
-    """Remove all versions but the model as it is, and what they alone keep of photos."""
+    """Delete all versions of a model except the present one, and the photos that only they keep."""
     from edbl.app.versions import prune as remove
 
     terminal.tell(f"{remove(model) / 1e6:.2f} MB freed; there is no way back to earlier versions")
@@ -299,10 +334,12 @@ def prune(model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of
 
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write; it must end in .onnx.")],
-    unknown: Annotated[float, typer.Option(help="As of predict, for the file's metadata.")] = 0.05,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="File to write, ending in .onnx.")],
+    unknown: Annotated[
+        float, typer.Option(help="Rate of false alarms, as for `edbl predict`; stored in the file.")
+    ] = 0.05,
 ) -> None:
-    """Write a model as one ONNX file, from pixels to probabilities, and check it with onnxruntime."""
+    """Export a model as one ONNX file, from pixels to probabilities, and check it with onnxruntime."""
     from edbl.app.export import export_folder
     from edbl.text import count
 

@@ -2,20 +2,51 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from edbl.errors import EdblError
 
 DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
+    Path | None, typer.Option("--data-dir", help="Folder of data sets. Default: $EDBL_DATA, or ~/.cache/edbl.")
 ]
 Device = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes a GPU (cuda) if any.")
+    str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes an NVIDIA or AMD GPU, if any.")
 ]
-Log = Annotated[
-    list[str] | None, typer.Option(help="Log to tensorboard, wandb or mlflow; may be given more than once.")
+Log = Annotated[list[str] | None, typer.Option(help="Where to log: tensorboard, wandb or mlflow; may be repeated.")]
+
+# Of experiments. A recipe's own default may depend on the data set; `edbl list options` shows it.
+Data = Annotated[
+    str | None,
+    typer.Option(help="Data set (`edbl list data`), folder of images, or FILE.py:NAME. Default: digits."),
+]
+RecipeFile = Annotated[
+    str | None,
+    typer.Option("--recipe", help="Recipe file, or a name of `edbl list recipes`; other options win over it."),
+]
+Protocol = Annotated[
+    Literal["base0", "base-half", "base-step", "tasks"] | None,
+    typer.Option(help="How classes are split into tasks. Default: base0, equal tasks."),
+]
+Tasks = Annotated[
+    int | None,
+    typer.Option(
+        "--tasks",
+        "--phases",
+        help="Number of tasks; for base-half, of those after the first. Default: by the data set.",
+    ),
+]
+Memory = Annotated[
+    str | None, typer.Option(help="Exemplars to keep: total=2000, per_class=20 or none. Default: by the data set.")
+]
+Preset = Annotated[
+    Literal["default", "tuned", "paper", "quick"] | None,
+    typer.Option(help="Where values come from that you leave out. Default: default."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting of `edbl list options`; may be repeated."),
 ]
 
 FLAGS = {  # settings that messages name, and the options that set them

@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
 
 from edbl.cli import models, options, stopping, terminal
-from edbl.cli.options import DataDir, Device, Log
+from edbl.cli.options import Data, DataDir, Device, Log, Memory, Preset, Protocol, RecipeFile, Settings, Tasks
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
@@ -21,45 +21,54 @@ if TYPE_CHECKING:
 def run(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[METHOD]...", help="Methods, or .py files with one. See `edbl list methods`."),
+        typer.Argument(metavar="METHOD", help="Methods (`edbl list methods`), or .py files with one."),
     ] = None,
-    recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
-    data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
-    tasks: Annotated[
-        int | None, typer.Option("--tasks", "--phases", help="How many tasks; of base-half, after the first one.")
-    ] = None,
-    memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
+    recipe: RecipeFile = None,
+    data: Data = None,
+    protocol: Protocol = None,
+    tasks: Tasks = None,
+    memory: Memory = None,
     order: Annotated[
         str | None,
-        typer.Option(help="natural, a seed such as 1993, seed (the run's), or a file of classes."),
+        typer.Option(
+            help="Class order: natural, a seed such as 1993, seed (that of the run), or a file. Default: natural."
+        ),
     ] = None,
     stream: Annotated[
-        str | None, typer.Option(help="A stream of your own, as in FILE.py:make, in place of a protocol.")
+        str | None, typer.Option(metavar="FILE.py:NAME", help="A stream of your own instead of a protocol.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Drives everything random, but the class order unless that is seed.")
+        int | None, typer.Option(help="Seed of all random choices, except the class order. Default: 0.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1, max=10_000)
+        int, typer.Option(help="Number of runs of each method, with seeds from --seed on.", min=1, max=10_000)
     ] = 1,
     at_once: Annotated[
         int | None,
-        typer.Option(help="Of several runs, how many at a time.", min=1),
+        typer.Option(help="Of several runs, how many at a time. Default: what fits the device.", min=1),
     ] = None,
-    preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu.")] = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu. Default: auto, a GPU if there is one.")
+    ] = None,
     precision: Annotated[
-        str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU that computes it.")
+        Literal["auto", "fp32", "bf16"] | None,
+        typer.Option(help="Default: auto, which is bf16 on a GPU that computes it, else fp32."),
     ] = None,
-    graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Output folder, new or of earlier runs. Default: runs/NAME.")] = None,
+    graph: Annotated[
+        bool | None, typer.Option(help="On an NVIDIA GPU, replay the step as a CUDA graph. Default: yes.")
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Of a folder of images, leave unreadable files out instead of stopping.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Output folder, new or with earlier runs. Default: runs/NAME.")
+    ] = None,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Learn a data set class by class; several methods or seeds side by side."""
+    """Run methods on a stream of tasks: train, measure after each task, write a record and a report."""
     given: dict[str, object] = {
         "data.name": data,
         "stream.protocol": protocol or (stream and "own"),
@@ -158,18 +167,18 @@ def _show(folders: Sequence[Path], out: Path | None, otherwise: Path) -> None:
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run that was stopped.")],
     changed: Annotated[
-        bool, typer.Option("--changed", help="Go on though code of your own has changed since; the record notes it.")
+        bool, typer.Option("--changed", help="Continue although code of your own has changed; the record notes it.")
     ] = False,
     method: Annotated[
-        str | None, typer.Option(help="The .py file of its method, which runs; only if it has one.")
+        str | None, typer.Option(help="The .py file of its method, if it has one: a file runs only if you name it.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="Likewise, that of its data.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Likewise, that of its backbone.")] = None,
-    stream: Annotated[str | None, typer.Option(help="Likewise, that of its stream.")] = None,
+    data: Annotated[str | None, typer.Option(help="The same for its data.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="The same for its backbone.")] = None,
+    stream: Annotated[str | None, typer.Option(help="The same for its stream.")] = None,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Go on with a run that was stopped, at any moment, by anything."""
+    """Continue a run that was stopped; the result is exactly that of an uninterrupted run."""
     from edbl import users
     from edbl.engine.run import resume as go_on
     from edbl.logs import logs
@@ -182,16 +191,19 @@ def resume(
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Runs, or folders with runs below them.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER", help="Runs, or folders that contain runs; or a model and photos."),
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(help=".html, or tables: .csv, .tex or .md. Default: report.html in the folder, or here."),
+        typer.Option(help="A page (.html) or tables (.csv, .tex, .md). Default: report.html in the folder, or here."),
     ] = None,
-    figure: Annotated[Path | None, typer.Option(help="Write the accuracy curves here too, as .svg or .png.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="File for the accuracy curves, .svg or .png.")] = None,
 ) -> None:
-    """Make one page of one run or of many: tables, curves, confusion matrices, features; or tables alone.
+    """Write one page about runs: tables, curves, confusion matrices, features; or tables for a paper.
 
-    Or a page of a model: MODEL [PHOTOS]..., photos being those whose mistakes it is to show.
+    Of a model, as in MODEL [PHOTOS]..., write its page, with mistakes on those photos.
     """
     if (folders[0] / "model.json").is_file():
         if figure or (out and out.suffix != ".html"):
@@ -205,11 +217,13 @@ def report(
 def compare(
     places: Annotated[
         list[Path],
-        typer.Argument(metavar="A B", help="Two folders, each a run or with runs of several seeds below it."),
+        typer.Argument(metavar="A B", help="Two folders, each a run or with runs of several seeds."),
     ],
-    methods: Annotated[str | None, typer.Option(help="Two methods, A,B, of the runs below one folder.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Instead of two folders: two methods in one folder.")
+    ] = None,
 ) -> None:
-    """Compare two experiments over runs of the same seeds: differences, their intervals, tests."""
+    """Compare two experiments, pair by pair of the same seed: differences, 95% intervals, paired tests."""
     from edbl.report.compare import compare as paired
     from edbl.report.compare import notes, table
 
@@ -225,9 +239,9 @@ def compare(
 
 
 def check(
-    method: Annotated[str, typer.Argument(help="A .py file with a method, or the name of one.")],
+    method: Annotated[str, typer.Argument(help="A .py file with a method, or a name of `edbl list methods`.")],
 ) -> None:
-    """Check a method on digits: seeds, kills, what a GPU's step must not do, what it must not see."""
+    """Check a method on digits, in under a minute: same seed, same result; killed and resumed; no test images seen."""
     from edbl.engine.check import check as findings
     from edbl.methods import find_method
 
@@ -246,21 +260,23 @@ def check(
 
 def bench(
     device: Device = "auto",
-    backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
+    backbone: Annotated[
+        Literal["resnet32", "resnet18", "small", "mlp"], typer.Option(help="Network to time.")
+    ] = "resnet32",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
     steps: Annotated[
         int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
     ] = None,
     workers: Annotated[int, typer.Option(help="DataLoader workers of the plain loop.", min=0)] = 2,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Say what works on this device, how fast, and whether it is right.")
+        bool, typer.Option("--verify", help="Instead, report what works on this device and whether it is right.")
     ] = False,
     tune: Annotated[
-        bool, typer.Option("--tune", help="Search for a minute for what suits this GPU best, and keep it.")
+        bool, typer.Option("--tune", help="Instead, search for a minute for the fastest settings of this GPU.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Time a training step beside a plain PyTorch loop and the bare network; or verify a device, or tune for it."""
+    """Time a training step beside a plain PyTorch loop; or verify a device, or tune for it."""
     from edbl.bench.step import measure
     from edbl.engine.environment import pick_device
 

@@ -1,7 +1,7 @@
 """The command that serves models."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,25 +13,34 @@ def serve(
     model: Annotated[
         Path,
         typer.Argument(
-            metavar="MODEL", help="A model, an empty folder, a folder of models, or an exported file (.onnx)."
+            metavar="MODEL",
+            help="A model, a folder of models, an empty folder for a new one, or an exported file (.onnx).",
         ),
     ],
-    host: Annotated[str, typer.Option(help="Address to serve at; others than this machine's own want a token.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; any but this machine's own needs a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(help="Port to serve at; 0: any that is free.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that requests must have. Default: one is made and printed.")
+        Path | None, typer.Option(help="File with the token that requests must carry. Default: a new one, printed.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name of this server, such as behind a proxy; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Another host name of this server, such as that of a proxy; may be repeated."),
     ] = None,
-    keep: Annotated[str | None, typer.Option(help="Of a new model: features (default), photos or nothing.")] = None,
-    method: Annotated[str | None, typer.Option(help="Of a new model: as of learn.")] = None,
-    backbone: Annotated[str | None, typer.Option(help="Of a new model: as of learn.")] = None,
+    keep: Annotated[
+        Literal["features", "photos", "nothing"] | None,
+        typer.Option(help="What a new model keeps of photos, as for `edbl learn`. Default: features."),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method of a new model, as for `edbl learn`. Default: lda.")
+    ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="Network of a new model, as for `edbl learn`. Default: efficientnet-lite0.")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Serve a model over HTTP: a page to teach and ask it, and an API."""
+    """Serve a model over HTTP: a page to teach, ask and correct it, and a JSON API."""
     from edbl.serve.run import Wanted
     from edbl.serve.run import serve as run
 

@@ -67,7 +67,7 @@ def many_runs() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tell("the same command goes on from the last checkpoints")
+        tell("the same command continues from the last checkpoints")
         raise typer.Exit(code) from None
     finally:
         for one, handler in usual.items():

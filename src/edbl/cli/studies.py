@@ -22,13 +22,12 @@ if TYPE_CHECKING:
 
 
 def demo(
-    what: Annotated[Literal["digits", "photos"], typer.Argument(help="What to show: methods, or a model.")] = "digits",
+    what: Annotated[
+        Literal["digits", "photos"], typer.Argument(help="What to show: two methods compared, or a model of photos.")
+    ] = "digits",
     out: Annotated[Path | None, typer.Option(help="Output folder. Default: runs/demo.")] = None,
 ) -> None:
-    """Compare two methods on ten digits, in a minute or two; or teach, ask and correct a model of photos.
-
-    `edbl demo photos` makes small photos of digits, and a model of them.
-    """
+    """Compare two methods on ten digits, in a minute or two; or teach, ask and correct a model of photos."""
     from edbl.studies.demo import INTRODUCTION, NEXT, free_folder, recipes, run_or_resume
 
     folder = out or free_folder()
@@ -38,7 +37,10 @@ def demo(
     terminal.tell(INTRODUCTION)
     made = recipes()
     for recipe in made:
-        with stopping.interruptible(lambda: f"{command('demo', '--out', folder)} goes on"), terminal.bars() as progress:
+        with (
+            stopping.interruptible(lambda: f"{command('demo', '--out', folder)} continues"),
+            terminal.bars() as progress,
+        ):
             run_or_resume(recipe, folder / recipe.method, progress)
     page = folder / "report.html"
     terminal.show_runs([folder / recipe.method for recipe in made], page)
@@ -62,28 +64,34 @@ def _demo_photos(folder: Path) -> None:
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="table1 to table5, fig2 to fig4, or all; at small scale also tuning.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="table1 to table5, fig2 to fig4, or all; at small scale also tuning.")
+    ],
     scale: Annotated[
-        Literal["paper", "small"], typer.Option(help="The paper's own runs, or counterparts for a CPU.")
+        Literal["paper", "small"], typer.Option(help="The paper's own runs, or small counterparts for a CPU.")
     ] = "paper",
     seeds: Annotated[
         int | None,
-        typer.Option(help="How many runs of each cell, with seeds from 0 on. Default: 1; of all, 3.", min=1, max=1000),
+        typer.Option(help="Runs of each cell, with seeds from 0 on. Default: 1; for all, 3.", min=1, max=1000),
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Methods to run, with commas between them.")] = None,
-    data: Annotated[str | None, typer.Option(help="The data set to run; all of the table if not given.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and what they take, and run none.")] = False,
-    minutes: Annotated[float | None, typer.Option(help="Run so long; the same command goes on later.")] = None,
-    at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
-    runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/reproduce"),
-    results: Annotated[Path, typer.Option(help="Where the records of finished runs are kept.")] = Path("results"),
-    studies: Annotated[Path, typer.Option(help="Of all: studies to run too, if they are there.")] = Path(
-        "studies/rule"
-    ),
+    only: Annotated[str | None, typer.Option(metavar="A,B", help="Run these methods only.")] = None,
+    data: Annotated[str | None, typer.Option(help="Run this data set only.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List the runs and how long they take, and run none.")
+    ] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="Stop after so many minutes; the same command continues later.")
+    ] = None,
+    at_once: Annotated[
+        int | None, typer.Option(help="How many runs at a time. Default: what fits the device.", min=1)
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Continue unfinished runs, or start them again.")] = True,
+    runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/reproduce"),
+    results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
+    studies: Annotated[Path, typer.Option(help="With all: folder of studies to run too.")] = Path("studies/rule"),
     data_dir: DataDir = None,
 ) -> None:
-    """Run what is missing of a table or figure of the paper, or of all, and show it beside what was printed."""
+    """Run what is missing of a table or figure of the paper, and show it beside the printed numbers."""
     from edbl.studies import pages, queue, small
     from edbl.studies.paper import planned
     from edbl.studies.shelf import Shelf
@@ -122,22 +130,22 @@ def _end(minutes: float | None, resume: bool) -> float | None:
     if not minutes > 0:
         raise EdblError(f"--minutes {minutes:g}: it takes more than 0")
     if not resume:
-        raise EdblError("--minutes goes on with what was begun; leave --no-resume out")
+        raise EdblError("--minutes continues unfinished runs; leave --no-resume out")
     return time.monotonic() + 60 * minutes
 
 
 def study(
-    file: Annotated[Path, typer.Argument(help="A study: question, streams and candidates, as TOML.")],
-    seeds: Annotated[
-        int, typer.Option(help="How many runs of each candidate, with seeds from 0 on.", min=1, max=1000)
-    ] = 1,
-    at_once: Annotated[int | None, typer.Option(help="How many runs at a time.", min=1)] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with runs that were begun, or begin them anew.")] = True,
-    runs: Annotated[Path, typer.Option(help="Where runs go.")] = Path("runs/studies"),
-    results: Annotated[Path, typer.Option(help="Where the records of finished runs are kept.")] = Path("results"),
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A study, as TOML: question, streams and candidates.")],
+    seeds: Annotated[int, typer.Option(help="Runs of each candidate, with seeds from 0 on.", min=1, max=1000)] = 1,
+    at_once: Annotated[
+        int | None, typer.Option(help="How many runs at a time. Default: what fits the device.", min=1)
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Continue unfinished runs, or start them again.")] = True,
+    runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/studies"),
+    results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
     data_dir: DataDir = None,
 ) -> None:
-    """Run what is missing of a study on held-out training images, and show its candidates side by side."""
+    """Run what is missing of a study on held-out training images, and compare its candidates."""
     from edbl.studies.paper import planned
     from edbl.studies.shelf import Shelf
     from edbl.studies.study import read
@@ -266,19 +274,19 @@ def _summary(entries: "Sequence[Entry]") -> str:
     known = [seconds for seconds in todo if seconds is not None]
     unknown = f", and {len(todo) - len(known)} of them nobody knows how long" if len(todo) > len(known) else ""
     rest = f"; the rest takes about {shown(sum(known))}, the times of all runs added up{unknown}" if known else ""
-    return f"{count(len(entries), 'run')}: {', '.join(f'{states[s]} {s}' for s in ('done', 'begun', 'missing'))}{rest}"
+    return f"{count(len(entries), 'run')}: {', '.join(f'{states[s]} {s}' for s in ('done', 'unfinished', 'missing'))}{rest}"
 
 
 def results(
     page: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PAGE]...", help="Pages whose tables and figures are made anew.")
+        list[Path] | None, typer.Argument(metavar="PAGE", help="Pages (.md) whose tables and figures to update.")
     ] = None,
     results: Annotated[Path, typer.Option(help="The folder of records.")] = Path("results"),
     studies: Annotated[
-        Path | None, typer.Option(help="A folder of studies, shown on a page of its name beside the first page.")
+        Path | None, typer.Option(help="Folder of studies, for a page of that name beside the first.")
     ] = None,
 ) -> None:
-    """Write tables and figures of the paper into pages, and the list of all runs as CSV, from records."""
+    """Update the tables and figures of pages, and the list of all runs, from records."""
     from edbl.studies.pages import write_all
 
     terminal.tell(f"written: {', '.join(map(str, write_all(page or [Path('results.md')], results, studies)))}")

@@ -6,37 +6,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edbl.cli import options, runs, stopping, terminal
-from edbl.cli.options import DataDir, Log
+from edbl.cli.options import Data, DataDir, Log, Memory, Preset, Protocol, RecipeFile, Settings, Tasks
 
 if TYPE_CHECKING:
     from edbl.tuning.search import Searcher
 
 
 def tune(
-    method: Annotated[str, typer.Argument(help="Method, or .py file with one. See `edbl list methods`.")],
-    out: Annotated[Path, typer.Option(help="Folder of the search, new or to go on with.")],
-    data: Annotated[str | None, typer.Option(help="Data set, or path of an image folder.")] = None,
+    method: Annotated[
+        str, typer.Argument(metavar="METHOD", help="Method (`edbl list methods`), or .py file with one.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder of the search, new or to continue.")],
+    data: Data = None,
     search: Annotated[
-        Path | None, typer.Option(help="What to search, as TOML. Default: what the method declares.")
+        Path | None, typer.Option(help="Search space, as TOML. Default: the one that the method declares.")
     ] = None,
-    trials: Annotated[int, typer.Option(help="How many trials in all, by all processes.", min=1, max=100_000)] = 30,
-    recipe: Annotated[str | None, typer.Option(help="Recipe file or name; other options win over it.")] = None,
-    protocol: Annotated[str | None, typer.Option(help="base0, base-half, base-step or tasks.")] = None,
-    tasks: Annotated[
-        int | None, typer.Option("--tasks", "--phases", help="How many tasks; of base-half, after the first one.")
+    trials: Annotated[int, typer.Option(help="Number of trials, of all processes together.", min=1, max=100_000)] = 30,
+    recipe: RecipeFile = None,
+    protocol: Protocol = None,
+    tasks: Tasks = None,
+    memory: Memory = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Seed of all random choices, the search included. Default: 0.")
     ] = None,
-    memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Drives all that is random, the search too.")] = None,
-    preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE that all trials share.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu.")] = None,
+    preset: Preset = None,
+    settings: Settings = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu. Default: auto.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Address of a database. Default: a journal file in the folder.")
+        str | None, typer.Option(help="Database address of Optuna. Default: a journal file in the folder.")
     ] = None,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Search for a method's settings on held-out training images; more processes may share the search."""
+    """Search for a method's settings on held-out training images; several processes may share the search."""
     from edbl.logs import logs
     from edbl.tuning import results
     from edbl.tuning.search import Plan, Searcher
@@ -56,7 +58,7 @@ def tune(
     logs(log or [])  # what is missing for them is said at once
     searcher = Searcher(Plan.of(layer, recipe, search), out, storage)
     try:
-        with stopping.interruptible(lambda: "the same command goes on"):
+        with stopping.interruptible(lambda: "the same command continues"):
             searcher.work(trials, terminal.bars, terminal.tell, data_dir, log or [])
     finally:
         written = results.write(searcher)

@@ -10,13 +10,11 @@ from edbl.cli import terminal
 
 
 def watch(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUNS...", help="Folders of runs, or folders with runs below them.")
-    ],
-    once: Annotated[bool, typer.Option("--once", help="Show them once, and end.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two looks.", min=0.1, max=3600)] = 2.0,
+    runs: Annotated[list[Path], typer.Argument(metavar="RUNS", help="Runs, or folders that contain runs.")],
+    once: Annotated[bool, typer.Option("--once", help="Show them once and stop.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between updates of the table.", min=0.1, max=3600)] = 2.0,
 ) -> None:
-    """Show runs as they go: task, accuracy so far, speed, time left; Ctrl-C ends that, and no run."""
+    """Watch runs: task, accuracy so far, speed, time left. Ctrl-C stops watching, not the runs."""
     from rich.live import Live
 
     from edbl.report.watch import View, Watcher

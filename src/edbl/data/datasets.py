@@ -206,7 +206,7 @@ def _cifar(folder: Path, kind: _Cifar) -> Dataset:
     try:
         classes = tuple(read_file(place / kind.names, MOST_TEXT).decode().split())
     except UnicodeDecodeError as error:
-        raise Wrong(f"{place / kind.names} is damaged: it is no text") from error
+        raise Wrong(f"{place / kind.names} is damaged: it is not text") from error
     if len(classes) != kind.classes or len(set(classes)) != kind.classes:
         raise Wrong(f"{place / kind.names} names {len(set(classes))} classes, not {kind.classes}")
     train = Images.cat([_cifar_file(place / name, kind) for name in kind.train])

@@ -92,7 +92,7 @@ def _pixels(x: npt.NDArray[Any], what: str) -> Tensor:
     """Return images as bytes, channels first, where it is certain how they are meant; vectors as float32."""
     if x.dtype.kind == "f" and x.ndim in (3, 4):
         if not (x.size and x.min() >= 0 and x.max() <= 1):
-            raise EdblError(f"{what} are {x.dtype}, not all from 0 to 1, so nobody knows black and white; give uint8")
+            raise EdblError(f"{what} are {x.dtype}, not all from 0 to 1, so black and white are not known; give uint8")
         x = np.round(x * 255).astype(np.uint8)
     if x.ndim == 2 and x.dtype.kind == "f":
         x = x.astype(np.float32)

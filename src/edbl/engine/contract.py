@@ -20,7 +20,9 @@ def check_net(method: Method, classes: int, after: str) -> None:
     """Refuse what is no net with a head for so many classes."""
     net: Any = method.net
     if not isinstance(net, nn.Module) or not hasattr(net, "head") or not hasattr(net, "backbone"):
-        raise EdblError(f"after `{after}` the net of {method.name} is {_kind(net)}, which lacks a backbone or a head")
+        raise EdblError(
+            f"after `{after}` the network of {method.name} is {_kind(net)}, which lacks a backbone or a head"
+        )
     if not isinstance(net.head, Head):
         raise EdblError(f"the head of {method.name} is {_kind(net.head)}; derive it from edbl.nets.net.Head")
     if net.head.classes != classes:
@@ -45,7 +47,7 @@ def check_phase(method: Method, net: Net, phase: object) -> None:
     own = set(net.parameters())
     if strangers := [p for p in phase.params if p not in own]:
         what = f"phase '{phase.name}' trains {len(strangers)} parameters that are not in `self.net`"
-        raise EdblError(f"{what}, so that a kill would lose them; make them part of the net")
+        raise EdblError(f"{what}, so that a kill would lose them; make them part of the network")
     if not any(p.requires_grad for p in phase.params):
         raise EdblError(f"phase '{phase.name}' has no parameter that can learn; leave it out")
 

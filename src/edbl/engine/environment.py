@@ -30,11 +30,11 @@ def pick_device(wanted: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise EdblError(f"device {wanted} was asked for, but PyTorch sees no GPU; use device auto or cpu")
+        raise EdblError(f"device {wanted} is wanted, but PyTorch sees no GPU; use device auto or cpu")
     if device.type not in accelerators():
-        raise EdblError(f"device {wanted} was asked for, but PyTorch has no such device here; use device auto or cpu")
+        raise EdblError(f"device {wanted} is wanted, but PyTorch has no such device here; use device auto or cpu")
     if device.index is not None and device.index >= (there := count(device)):
-        raise EdblError(f"device {wanted} was asked for, but there {'is' if there == 1 else 'are'} {there} of them")
+        raise EdblError(f"device {wanted} is wanted, but there {'is' if there == 1 else 'are'} {there} of them")
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
     return device
@@ -92,7 +92,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     if precision == "bf16" and not computes_bf16(device):
         lacks = "has neither avx512_bf16 nor amx_bf16" if device.type == "cpu" else "has no instructions for it"
         raise EdblError(
-            f"precision bf16 was asked for, but {describe(device)} {lacks}, and would take many times as long; "
+            f"precision bf16 is wanted, but {describe(device)} {lacks}, and would take many times as long; "
             "use precision auto or fp32"
         )
 

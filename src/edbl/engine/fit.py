@@ -100,7 +100,9 @@ class Loop:
             before = _structure(net)
             phase.finish()
             if _structure(net) != before:  # a run that was killed after it could not load the net
-                raise EdblError(f"`finish` of phase '{phase.name}' changes the structure of the net; do that in `end`")
+                raise EdblError(
+                    f"`finish` of phase '{phase.name}' changes the structure of the network; do that in `end`"
+                )
 
     def _epoch(self, phase: Phase, step: "Step", epoch: int) -> dict[str, float]:
         """Make the steps of an epoch, and return the means of their loss and of what it logged, by name."""

@@ -79,8 +79,8 @@ class Prepared:
             learner.load(saved, self.stream.sizes[: task + 1])
         except ValueError as error:
             raise EdblError(
-                f"a run of {name} could not be resumed: after task {task + 1} its net is not what `build` and `grow` "
-                f"make; keep other tensors in `self.state` ({' '.join(str(error).split())})"
+                f"a run of {name} could not be resumed: after task {task + 1} its network is not what `build` and "
+                f"`grow` make; keep other tensors in `self.state` ({' '.join(str(error).split())})"
             ) from error
         again = learner.tensors()
         if odd := sorted(k for k, v in saved.tensors.items() if k not in again or not _same(v, again[k].cpu())):

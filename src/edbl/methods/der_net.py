@@ -61,7 +61,7 @@ class ExpandingNet(Net):
 
     def remove(self, number: int) -> None:
         """Refuse: a class's features would stay."""
-        raise EdblError("der-net cannot forget a class: the backbone that was made for it would stay")
+        raise EdblError("`der-net` cannot forget a class: the backbone that learnt it would stay")
 
     def restart(self, generator: Generator) -> None:
         """Forget everything learnt: one backbone is left, and the head has no class."""

@@ -41,7 +41,9 @@ class Call:
 
     def unsupported(self, why: str = "") -> EdblError:
         """Return the error for an operator that has no translation."""
-        return EdblError(f"the net cannot be exported: it uses {self.full_name}{why}, which has no translation to ONNX")
+        return EdblError(
+            f"the network cannot be exported: it uses {self.full_name}{why}, which has no translation to ONNX"
+        )
 
     def require(self, **wanted: object) -> None:
         """Refuse arguments that are not those which the translation stands for."""
@@ -369,7 +371,7 @@ def translate(module: nn.Module, example: Tensor, name: str, outputs: Sequence[s
             program = torch.export.export(module, (example,), dynamic_shapes=dynamic, strict=False)
     except Exception as error:  # of many kinds, for code whose path depends on values
         raise EdblError(
-            f"the net cannot be exported: PyTorch cannot record it: {str(error).splitlines()[0]}"
+            f"the network cannot be exported: PyTorch cannot record it: {str(error).splitlines()[0]}"
         ) from error
     values: dict[str, Any] = {**program.state_dict, **program.constants}
     sources = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
@@ -402,7 +404,7 @@ def translate(module: nn.Module, example: Tensor, name: str, outputs: Sequence[s
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         why = str(error).partition("\n")[0]
-        raise EdblError(f"the net cannot be exported: its translation is no valid ONNX: {why}") from error
+        raise EdblError(f"the network cannot be exported: its translation is no valid ONNX: {why}") from error
     return model
 
 

@@ -86,7 +86,7 @@ def _pretrained(name: str, shape: Sequence[int], last_relu: bool) -> Make:
 def _of_user(given: object, name: str, shape: Sequence[int]) -> Make:
     """Return what makes a user's network: copies of a module, or what a function makes, with the weights they have."""
     if isinstance(given, ModuleType):
-        raise EdblError(f"say which class or function of {name} makes the backbone, as in {name}:Net")
+        raise EdblError(f"say which class or function of {name} makes the backbone, as in `{name}:Net`")
     if isinstance(given, nn.Module):
         kept = copy.deepcopy(given)  # which nobody trains meanwhile
 

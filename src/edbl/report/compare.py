@@ -80,7 +80,7 @@ def compare(places: Sequence[Path], methods: Sequence[str] = ()) -> Comparison:
         one, other = one._replace(name=labels[0]), other._replace(name=labels[1])
     made = Comparison(one, other)
     if not made.readouts:
-        raise EdblError(f"{one.name} and {other.name} have no read-out in common")
+        raise EdblError(f"{one.name} and {other.name} have no classifier in common")
     return made
 
 

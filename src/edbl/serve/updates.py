@@ -75,7 +75,7 @@ class Updates:
         try:
             with increment(self.folder, request, device=self.device, yes=True, say=_silent, given=photos) as begun:
                 if begun is None:
-                    raise EdblError("there is nothing to learn: the model knows all these photos already")
+                    raise EdblError("there is nothing to learn: the model has all these photos already")
                 digests = list(begun.begun.digests)
                 begun.prepare()
                 bundle = begun.commit(begun.learn(_News(self._tell, self._end)))

@@ -93,7 +93,7 @@ class Entry:
 
     item: str
     run: Planned
-    state: Literal["done", "begun", "missing"]
+    state: Literal["done", "unfinished", "missing"]
     seconds: float | None = None  # that are left, about; None if nobody knows
     machine: str = ""  # another one than this, by whose records the seconds are told
     others: int = 0  # runs that it trains a first task for
@@ -236,7 +236,7 @@ def _entry(item: str, run: Planned, shelf: Shelf, runs: Path, times: "Times", ab
     seconds, machine = times.left(run.recipe, begun.finished if begun else 0)
     other = begun is not None and Recipe.read(folder / RECIPE) != run.recipe
     obstacle = f"{folder} holds another run" if other else absent(run.recipe.data.name)
-    return Entry(item, run, "begun" if begun and not other else "missing", seconds, machine, obstacle=obstacle)
+    return Entry(item, run, "unfinished" if begun and not other else "missing", seconds, machine, obstacle=obstacle)
 
 
 class _Took(NamedTuple):
@@ -351,7 +351,7 @@ def batches(entries: Sequence[Entry], gpu: bool) -> list[list[Planned]]:
     items = list(dict.fromkeys(entry.item for entry in entries))
     turn = sorted(
         (entry for entry in entries if entry.todo),
-        key=lambda e: (e.state != "begun", items.index(e.item), gpu and not divisible(e.run.recipe)),
+        key=lambda e: (e.state != "unfinished", items.index(e.item), gpu and not divisible(e.run.recipe)),
     )
     if not gpu:
         return [[entry.run for entry in turn]]
