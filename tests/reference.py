@@ -1,4 +1,8 @@
-"""Pages of the site that come from elsewhere: each command as `--help` has it, each key of a recipe, the front page."""
+"""What of the documentation is made from the code.
+
+`python -m tests.reference` writes the tables of docs/commands.md anew, from each command's `--help`; a test compares
+them. The keys of a recipe and the front page are pages that only the site has.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -15,14 +19,58 @@ from edbl.recipe import Recipe
 ROOT = Path(__file__).parents[1]
 
 
+COMMANDS = ROOT / "docs" / "commands.md"
+MADE = re.compile(r"(<!-- (?:options of (edbl [\w ]+)|commands) -->\n).*?(<!-- end of (?:options|commands) -->)", re.DOTALL)
+
+
 def write(folder: Path, source: str) -> None:
     """Write the pages into a folder; ``source`` is where the repository's files are read."""
     folder.mkdir(exist_ok=True)
-    for name, lines in (("commands.md", _commands()), ("keys.md", _keys()), ("front.md", _front(source))):
+    for name, lines in (("keys.md", _keys()), ("front.md", _front(source))):
         text = "\n".join(lines) + "\n"
         page = folder / name
         if not page.is_file() or page.read_text(encoding="utf-8") != text:  # what is the same is not built again
             page.write_text(text, encoding="utf-8")
+
+
+def filled(text: str) -> str:
+    """Return the page of commands with its tables as the commands are now."""
+    commands = dict(_below(typer.main.get_command(app), ""))
+
+    def made(match: re.Match[str]) -> str:
+        lines = _options(commands[match[2]]) if match[2] else _index(commands)
+        return "".join([match[1], *(f"{line}\n" for line in lines), match[3]])
+
+    return MADE.sub(made, text)
+
+
+def _below(command: object, name: str) -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """Return each command by its words."""
+    if isinstance(command, typer.core.TyperGroup):
+        for word, inner in command.commands.items():
+            yield from _below(inner, f"{name or 'edbl'} {word}")
+    elif isinstance(command, typer.core.TyperCommand):
+        yield name, command
+
+
+def _index(commands: Mapping[str, typer.core.TyperCommand]) -> Iterator[str]:
+    yield "| command | what it does |\n|---|---|"
+    for name, command in commands.items():
+        line = (command.help or "").partition("\n\n")[0].replace("\n", " ")
+        yield f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(line)} |"
+
+
+def _options(command: typer.core.TyperCommand) -> Iterator[str]:
+    yield "| option | default | meaning |\n|---|---|---|"
+    for param in command.params:
+        text = _cell(getattr(param, "help", "") or "")
+        if isinstance(param, typer.core.TyperOption):
+            names = ", ".join(f"`{one}`" for one in (*param.opts, *param.secondary_opts))
+            choices = f"`{param.metavar}`: ".replace("|", "` or `") if "|" in (param.metavar or "") else ""
+            told = param.default is not None and param.default is not False
+            yield f"| {names} | {f'`{param.default}`' if told else ''} | {choices}{text} |"
+        else:
+            yield f"| `{(param.metavar or param.name or '').upper()}` | | {text} |"
 
 
 def _front(source: str) -> Iterator[str]:
@@ -30,34 +78,6 @@ def _front(source: str) -> Iterator[str]:
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace(source, "")
     text = re.sub(r"\]\((?!\w+:|#|docs/)", f"]({source}", text)
     yield text.replace("](docs/", "](")
-
-
-def _commands() -> Iterator[str]:
-    yield "# Commands, option by option\n"
-    yield "This page is made from the commands' own `--help`; [Commands](../commands.md) explains them.\n"
-    top = typer.main.get_command(app)
-    assert isinstance(top, typer.core.TyperGroup)
-    yield from _below(top, "edbl")
-
-
-def _below(group: typer.core.TyperGroup, group_name: str) -> Iterator[str]:
-    for word, command in group.commands.items():
-        if isinstance(command, typer.core.TyperGroup):
-            yield from _below(command, f"{group_name} {word}")
-            continue
-        yield f"## {group_name} {word}\n"
-        yield f"{command.help or ''}\n"
-        yield "| option | default | meaning |\n|---|---|---|"
-        for param in command.params:
-            if isinstance(param, typer.core.TyperOption):
-                names = ", ".join(f"`{one}`" for one in (*param.opts, *param.secondary_opts))
-                known = param.default is not None and param.default is not False
-                default = f"`{param.default}`" if known else ""
-                yield f"| {names} | {default} | {_cell(param.help or '')} |"
-            else:
-                name = (param.metavar or param.name or "").upper()
-                yield f"| `{name}` | | {_cell(getattr(param, 'help', '') or '')} |"
-        yield ""
 
 
 def _keys() -> Iterator[str]:
@@ -83,3 +103,7 @@ def _table(keys: Mapping[str, Leaf]) -> Iterator[str]:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    COMMANDS.write_text(filled(COMMANDS.read_text(encoding="utf-8")), encoding="utf-8")

@@ -184,7 +184,7 @@ def test_going_on_with_an_increment_runs_no_code_of_its_own(
     rewrite(model / store.INCREMENT / store.BEGUN, edit)
     found = cli("learn", model)
     assert found.code == 2
-    assert "is damaged; drop it with" in found.err
+    assert "is damaged; discard it with" in found.err
     assert not code.with_suffix(".run").exists()
 
 
@@ -496,8 +496,8 @@ def test_a_first_increment_that_was_killed(photos: Path, cli: Cli, tmp_path: Pat
         assert f"`edbl learn {model}` continues it" in found.err
     found = cli("learn", model, photos / "second")
     assert found.code == 2
-    assert "begun" in found.err
-    assert f"`edbl learn {model} --discard` drops it" in found.err
+    assert "has an unfinished update of" in found.err
+    assert f"`edbl learn {model} --discard` discards it" in found.err
     found = cli("learn", model)
     assert found.code == 0
     assert "continuing the update of" in found.err
@@ -595,14 +595,14 @@ def test_the_same_command_given_again_learns_nothing_more(model: Path, photos: P
     assert f"that update is complete: `edbl info {model}` shows it" in found.err
     assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == files
     found = cli("learn", model, photos / "second", "--memory", "total=12")  # which is another request
-    assert "the model knows all these images already" in found.err
+    assert "the model has all these images already" in found.err
 
 
 @pytest.mark.usefixtures("_server")
 def test_a_begun_increment_can_be_dropped(model: Path, photos: Path, cli: Cli, tmp_path: Path) -> None:
     assert kill(["learn", model, photos / "second"], 2, False, tmp_path / "log")
     assert "an update is unfinished" in cli("info", model).out
-    assert "--discard` drops it" in cli("forget", model, "digit 0").err
+    assert "--discard` discards it" in cli("forget", model, "digit 0").err
     assert cli("learn", model, "--memory", "total=9").code == 2  # not what was begun
     assert cli("learn", model, "--discard").code == 0
     assert not (model / store.INCREMENT).exists()
@@ -639,11 +639,11 @@ def test_a_damaged_begun_increment(model: Path, photos: Path, cli: Cli, tmp_path
     path = model / store.INCREMENT / file
     whole = path.read_bytes()
     path.write_bytes(b"\x93NUMPY\x01\x00\x02\x00(\n")
-    assert "is damaged; drop it with" in cli("learn", model).err
+    assert "is damaged; discard it with" in cli("learn", model).err
     path.write_bytes(whole)
     path.write_bytes(path.read_bytes()[:100] if file == "begun.json" else path.read_bytes()[:-1] + b"\x7f")
     found = cli("learn", model)
     assert found.code == 2
-    assert "is damaged; drop it with" in found.err
+    assert "is damaged; discard it with" in found.err
     assert cli("learn", model, photos / "second", "--discard").code == 0
     assert store.read(model).names == ["digit 0", "digit 1", "digit 2"]

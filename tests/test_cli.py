@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -13,11 +14,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import typer.core
+import typer.main
 from PIL import Image
 from rich.console import Console
 
 import edbl
 from edbl import Recipe, records
+from edbl.cli import app
+from edbl.cli.examples import DATA, PANELS
 from edbl.cli.options import with_flags
 from edbl.data import datasets
 from edbl.data.stream import Stream
@@ -211,8 +216,8 @@ def test_the_demo_compares_fairly() -> None:
         (["list", "options"], ["name a method, as in `edbl list options edbl`"]),
         (["list", "options", "nope"], ["unknown method 'nope'"]),
         (["list", "options", "edbl", "--data", "nope"], ["unknown data set 'nope'"]),
-        (["list", "methods", "edbl"], ["mean nothing to `edbl list methods`"]),
-        (["list", "data", "--preset", "paper"], ["mean nothing to `edbl list data`"]),
+        (["list", "methods", "edbl"], ["do not apply to `edbl list methods`"]),
+        (["list", "data", "--preset", "paper"], ["do not apply to `edbl list data`"]),
         (["run", "rkd", "--set", "gamma=3"], ["unknown key 'gamma': it is an option of edbl, ib, iib, iib-kd, not of"]),
         (
             ["run", "edbl", "rkd", "--set", "balance.epochs=3"],
@@ -241,11 +246,11 @@ def test_the_demo_compares_fairly() -> None:
             ["run", "edbl", "--protocol", "tasks", "--order", "1993"],
             ["stream.order (--order) does not apply to protocol tasks"],
         ),
-        (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["stream.tasks does not apply to protocol base0"]),
+        (["run", "edbl", "--set", "stream.tasks=[[1],[2]]"], ["protocol base0 needs a number as stream.tasks"]),
         (["run", "edbl", "--set", "step=2"], ["stream.step does not apply to protocol base0"]),
         (
             ["run", "edbl", "--tasks", "5", "--set", "protocol=tasks"],
-            ["stream.tasks (--tasks) does not apply to", "tasks"],
+            ["protocol tasks needs stream.tasks (--tasks) to list the tasks"],
         ),
         (
             ["run", "edbl", "--tasks", "5", "--set", "phases=2"],
@@ -568,3 +573,41 @@ def test_an_empty_argument_is_not_the_current_folder(cli: Cli) -> None:
     found = cli("predict", "model", "")
     assert found.code == 2
     assert "an argument is empty" in found.err
+
+
+def of_help() -> dict[str, tuple[str, ...]]:
+    """Return the examples of each command by its words."""
+    shown = {word: examples for panel in PANELS.values() for word, examples in panel.items()}
+    return shown | {f"data {word}": examples for word, examples in DATA.items()}
+
+
+def test_every_command_is_in_a_panel_with_two_examples() -> None:
+    top = typer.main.get_command(app)
+    assert isinstance(top, typer.core.TyperGroup)
+    data = top.commands["data"]
+    assert isinstance(data, typer.core.TyperGroup)
+    assert of_help().keys() == top.commands.keys() - {"data"} | {f"data {word}" for word in data.commands}
+    assert {len(examples) for examples in of_help().values()} == {2}
+
+
+@pytest.mark.parametrize("words", of_help())
+def test_examples_of_the_help_are_commands(words: str) -> None:
+    for example in of_help()[words]:
+        program, *arguments = shlex.split(example)
+        assert (program, arguments[: len(words.split())]) == ("edbl", words.split())
+        command = typer.main.get_command(app)
+        for word in words.split():
+            assert isinstance(command, typer.core.TyperGroup)
+            command = command.commands[word]
+        made = command.make_context(words, arguments[len(words.split()) :])
+        assert made.args == []
+
+
+def test_values_that_the_shell_completes_are_those_of_recipes() -> None:
+    of_recipes = Recipe.keys("finetune")
+    for name, key in (("preset", "preset"), ("protocol", "stream.protocol"), ("precision", "precision")):
+        command = typer.main.get_command(app)
+        assert isinstance(command, typer.core.TyperGroup)
+        shown = next(param for param in command.commands["run"].params if param.name == name).metavar
+        assert shown is not None
+        assert set(shown.split("|")) <= set(of_recipes[key].choices)

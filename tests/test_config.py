@@ -142,6 +142,9 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
     assert type(found) is type(fitted)
 
 
+KEYS = "first.depth, first.rate, flag, kind, name, order, second.depth, second.rate, steps"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -158,7 +161,7 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
         ("steps", 3, "steps = 3 is not a list, each item a whole number"),
         ("steps", [1, 2.5], "steps = [1, 2.5] is not a list, each item a whole number"),
         ("order", 1.5, "order = 1.5 is not a text or a list, each item a text"),
-        ("kind", "shrubs", "unknown value of kind 'shrubs': did you mean 'shrub'?"),
+        ("kind", "shrubs", "unknown value of kind 'shrubs': did you mean 'shrub'? known: shrub, tree"),
         ("kind", "x", "unknown value of kind 'x': known: shrub, tree"),
         ("first.depth", 0, "first.depth = 0 is too small: at least 1"),
         ("first.depth", 10, "first.depth = 10 is too large: at most 9"),
@@ -169,9 +172,9 @@ def test_values_that_fit(key: str, value: object, fitted: object) -> None:
         ("first.rate", math.inf, "first.rate = inf is not a finite number"),
         ("first.rate", math.nan, "first.rate = nan is not a finite number"),
         ("depth", 3, "key 'depth' is ambiguous: it may be first.depth or second.depth"),
-        ("first.deep", 3, "unknown key 'first.deep': did you mean 'first.depth'?"),
-        ("nam", 3, "unknown key 'nam': did you mean 'name'?"),
-        ("dept", 3, "unknown key 'dept': did you mean 'depth'?"),
+        ("first.deep", 3, "unknown key 'first.deep': did you mean 'first.depth'? known: " + KEYS),
+        ("nam", 3, "unknown key 'nam': did you mean 'name'? known: " + KEYS),
+        ("dept", 3, "unknown key 'dept': did you mean 'depth'? known: " + KEYS),
         (
             "xyz",
             3,

@@ -302,7 +302,7 @@ def test_reproduce_runs_what_is_missing_and_shows_it_beside_what_was_printed(cli
     assert second.code == 0, second.err
     assert "remix-seed0: done" in second.out
     assert "rkd-seed0: done" not in second.out, "what is there is not run again"
-    assert "(our reading)" in second.out
+    assert "(reconstructed)" in second.out
     folder, (plan, *_) = tmp_path / "results" / "digits-2" / "rkd-seed0", planned(pages.find("tiny"), [0])
     text = (folder / "recipe.toml").read_text()
     (folder / "recipe.toml").write_text(text.replace("kd_growth = 0.0\n", ""))  # older than that option

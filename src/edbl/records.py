@@ -70,7 +70,7 @@ class Record:
     @property
     def label(self) -> str:
         """The method's name, and whether it is a reading of ours."""
-        return f"{self.method} (our reading)" if self.our_reading else self.method
+        return f"{self.method} (reconstructed)" if self.our_reading else self.method
 
     @property
     def tasks(self) -> list[list[int]]:

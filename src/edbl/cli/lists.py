@@ -59,7 +59,7 @@ def _methods() -> Table:
     table = terminal.table("name", "year", "keeps", "read-out", "what it does")
     theirs = {name: find_method(name) for name in users.names(users.METHOD) if name not in methods()}
     for name, kind in sorted((methods() | theirs).items()):
-        title = kind.title + (" (our reading)" if kind.our_reading else "")
+        title = kind.title + (" (reconstructed)" if kind.our_reading else "")
         table.add_row(name, str(kind.year or ""), kind.keeps, kind.readout.upper(), title)
     return table
 

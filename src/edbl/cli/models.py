@@ -23,10 +23,6 @@ Method = Annotated[
     str | None,
     typer.Option(help="Learning method; cannot be changed later. Default: lda if the backbone is frozen, else edbl."),
 ]
-Keep = Annotated[
-    Literal["features", "photos", "nothing"] | None,
-    typer.Option(help="What lda and ridge keep of photos; cannot be changed later. Default: features."),
-]
 Backbone = Annotated[
     str | None,
     typer.Option(
@@ -35,8 +31,13 @@ Backbone = Annotated[
     ),
 ]
 Engine = Annotated[
-    Literal["torch", "onnxruntime", "onnxruntime-int8"] | None,
-    typer.Option(help="What computes features; cannot be changed later. Default: onnxruntime if it is installed."),
+    str | None,
+    options.choice(
+        "torch",
+        "onnxruntime",
+        "onnxruntime-int8",
+        help="What computes features; cannot be changed later. Default: onnxruntime if it is installed.",
+    ),
 ]
 Mirror = Annotated[
     bool | None,
@@ -53,7 +54,7 @@ def learn(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Folder of the model; created if it does not exist.")],
     folders: Folders = None,
     method: Method = None,
-    keep: Keep = None,
+    keep: options.Keep = None,
     memory: Annotated[
         str | None, typer.Option(help="Images that a trained method keeps. Default: per_class=20.")
     ] = None,
@@ -64,8 +65,10 @@ def learn(
     ] = None,
     backbone: Backbone = None,
     tune: Annotated[
-        Literal["head", "all"] | None,
-        typer.Option(help="What a pretrained network learns; cannot be changed later. Default: head on a CPU."),
+        str | None,
+        options.choice(
+            "head", "all", help="What a pretrained network learns; cannot be changed later. Default: head on a CPU."
+        ),
     ] = None,
     engine: Engine = None,
     mirror: Mirror = None,

@@ -1,12 +1,23 @@
 """Options that several commands have, and how what they are given is read."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
 from edbl.errors import EdblError
+
+
+def choice(*names: str, help: str, flags: Sequence[str] = ()) -> Any:
+    """Return an option that is one of a few names: shown as such, completed by the shell, checked with the rest."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return typer.Option(*flags, metavar="|".join(names), autocompletion=complete, help=help)
+
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Folder of data sets. Default: $EDBL_DATA, or ~/.cache/edbl.")
@@ -14,7 +25,14 @@ DataDir = Annotated[
 Device = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes an NVIDIA or AMD GPU, if any.")
 ]
-Log = Annotated[list[str] | None, typer.Option(help="Where to log: tensorboard, wandb or mlflow; may be repeated.")]
+Log = Annotated[list[str] | None, choice("tensorboard", "wandb", "mlflow", help="Where to log; may be repeated.")]
+Keep = Annotated[
+    str | None,
+    choice(
+        *("features", "photos", "nothing"),
+        help="What lda and ridge keep of photos; cannot be changed later. Default: features.",
+    ),
+]
 
 # Of experiments. A recipe's own default may depend on the data set; `edbl list options` shows it.
 Data = Annotated[
@@ -22,18 +40,19 @@ Data = Annotated[
     typer.Option(help="Data set (`edbl list data`), folder of images, or FILE.py:NAME. Default: digits."),
 ]
 RecipeFile = Annotated[
-    str | None,
-    typer.Option("--recipe", help="Recipe file, or a name of `edbl list recipes`; other options win over it."),
+    str | None, typer.Option("--recipe", help="Recipe file, or a name of `edbl list recipes`; other options win.")
 ]
 Protocol = Annotated[
-    Literal["base0", "base-half", "base-step", "tasks"] | None,
-    typer.Option(help="How classes are split into tasks. Default: base0, equal tasks."),
+    str | None,
+    choice(
+        *("base0", "base-half", "base-step", "tasks"),
+        help="How classes are split into tasks. Default: base0, equal tasks.",
+    ),
 ]
 Tasks = Annotated[
     int | None,
     typer.Option(
-        "--tasks",
-        "--phases",
+        *("--tasks", "--phases"),
         help="Number of tasks; for base-half, of those after the first. Default: by the data set.",
     ),
 ]
@@ -41,8 +60,11 @@ Memory = Annotated[
     str | None, typer.Option(help="Exemplars to keep: total=2000, per_class=20 or none. Default: by the data set.")
 ]
 Preset = Annotated[
-    Literal["default", "tuned", "paper", "quick"] | None,
-    typer.Option(help="Where values come from that you leave out. Default: default."),
+    str | None,
+    choice(
+        *("default", "tuned", "paper", "quick"),
+        help="Where values come from that you leave out. Default: default.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -53,8 +53,10 @@ def run(
         str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu. Default: auto, a GPU if there is one.")
     ] = None,
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None,
-        typer.Option(help="Default: auto, which is bf16 on a GPU that computes it, else fp32."),
+        str | None,
+        options.choice(
+            "auto", "fp32", "bf16", help="Default: auto, which is bf16 on a GPU that computes it, else fp32."
+        ),
     ] = None,
     graph: Annotated[
         bool | None, typer.Option(help="On an NVIDIA GPU, replay the step as a CUDA graph. Default: yes.")
@@ -261,7 +263,7 @@ def check(
 def bench(
     device: Device = "auto",
     backbone: Annotated[
-        Literal["resnet32", "resnet18", "small", "mlp"], typer.Option(help="Network to time.")
+        str, options.choice("resnet32", "resnet18", "small", "mlp", help="Network to time.")
     ] = "resnet32",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
     steps: Annotated[

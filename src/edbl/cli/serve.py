@@ -1,12 +1,12 @@
 """The command that serves models."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from edbl.cli import terminal
-from edbl.cli.options import Device
+from edbl.cli.options import Device, Keep
 
 
 def serve(
@@ -28,10 +28,7 @@ def serve(
         list[str] | None,
         typer.Option(help="Another host name of this server, such as that of a proxy; may be repeated."),
     ] = None,
-    keep: Annotated[
-        Literal["features", "photos", "nothing"] | None,
-        typer.Option(help="What a new model keeps of photos, as for `edbl learn`. Default: features."),
-    ] = None,
+    keep: Keep = None,
     method: Annotated[
         str | None, typer.Option(help="Method of a new model, as for `edbl learn`. Default: lda.")
     ] = None,

@@ -274,7 +274,8 @@ def _summary(entries: "Sequence[Entry]") -> str:
     known = [seconds for seconds in todo if seconds is not None]
     unknown = f", and {len(todo) - len(known)} of them nobody knows how long" if len(todo) > len(known) else ""
     rest = f"; the rest takes about {shown(sum(known))}, the times of all runs added up{unknown}" if known else ""
-    return f"{count(len(entries), 'run')}: {', '.join(f'{states[s]} {s}' for s in ('done', 'unfinished', 'missing'))}{rest}"
+    told = ", ".join(f"{states[state]} {state}" for state in ("done", "unfinished", "missing"))
+    return f"{count(len(entries), 'run')}: {told}{rest}"
 
 
 def results(

@@ -72,7 +72,7 @@ def table(experiment: Experiment, shelf: Shelf) -> str:
             ours |= any(run.record.our_reading for run in runs)
             cell = _cell(_numbers(runs, row, experiment), len(runs), mark)
             cells.append(cell + (_printed(row.printed[number]) if _has_printed(experiment) else ""))
-        label = row.label + (" (quoted)" if row.quoted else "") + (" (our reading)" if ours else "")
+        label = row.label + (" (quoted)" if row.quoted else "") + (" (reconstructed)" if ours else "")
         lines.append(_line([label, *cells]))
     return "\n".join(lines)
 
