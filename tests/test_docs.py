@@ -45,6 +45,7 @@ DOCS = ROOT / "docs"
 PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]}
 METHODS = sorted(methods())
 TAGS = [f"A{number}" for number in range(1, 23)]
+SOURCE = "https://github.com/edbl/edbl/"  # in links that an index of packages shows too
 PATIENCE = 120.0  # seconds for one command
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"# (\w+\.(?:py|toml))$")
@@ -187,14 +188,31 @@ def test_blocks_are_of_a_known_kind(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     for target in LINK.findall(prose(page)):
-        if re.match(r"\w+:", target):
-            continue
         path, _, anchor = target.partition("#")
         place = (ROOT / page).parent / path if path else ROOT / page
+        if path.startswith(SOURCE):
+            place = ROOT / re.sub(r"^(blob|raw)/main/|^issues$", "", path.removeprefix(SOURCE))
+        elif re.match(r"\w+:", path):
+            continue
         assert place.exists(), target
         if anchor:
             titles = re.findall(r"^#+ (.*)$", FENCE.sub("", place.read_text()), re.MULTILINE)
             assert anchor in [re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles]
+
+
+def test_the_readme_is_one_page_that_an_index_of_packages_can_show() -> None:
+    words = [word for word in PAGES["README.md"].split() if re.search(r"\w", word)]
+    assert len(words) <= 700
+    assert "$" not in PAGES["README.md"]
+    assert all(re.match("https?:", target) for target in LINK.findall(prose("README.md")))
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Source"] + "/" == SOURCE
+
+
+def test_twenty_questions_are_answered_within_two_clicks() -> None:
+    asked = re.findall(r"^\| ([^|]+\?) \| (.+) \|$", PAGES["docs/questions.md"], re.MULTILINE)
+    assert len(asked) == 20
+    assert all(LINK.search(answer) for _, answer in asked)
+    assert f"{SOURCE}blob/main/docs/questions.md" in LINK.findall(PAGES["README.md"])
 
 
 @pytest.mark.parametrize("page", PAGES)
