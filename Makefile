@@ -50,6 +50,7 @@ check: .venv/tested
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
