@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 
 
 COMMANDS = ROOT / "docs" / "commands.md"
-MADE = re.compile(r"(<!-- (?:options of (edbl [\w ]+)|commands) -->\n).*?(<!-- end of (?:options|commands) -->)", re.DOTALL)
+MADE = re.compile(
+    r"(<!-- (?:options of (edbl [\w ]+)|commands) -->\n).*?(<!-- end of (?:options|commands) -->)", re.DOTALL
+)
 
 
 def write(folder: Path, source: str) -> None:

@@ -219,7 +219,9 @@ def test_twenty_questions_are_answered_within_two_clicks() -> None:
 def test_lines_fit(page: str) -> None:
     # What stands between marks is made by programs, with wide tables.
     written = re.sub(r"(?ms)^<!-- ([\w-]+)[\w ]* -->$.*?^<!-- end of \1 -->$", "", PAGES[page])
-    assert [line for line in written.splitlines() if len(line) > 120 and line[:1] != "|"] == []  # rows cannot be wrapped
+    assert [
+        line for line in written.splitlines() if len(line) > 120 and line[:1] != "|"
+    ] == []  # rows cannot be wrapped
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs")])
