@@ -19,8 +19,15 @@ from edbl.cli import app
 ROOT = Path(__file__).parents[1]
 RULES = tomllib.loads((ROOT / "docs" / "prose.toml").read_text(encoding="utf-8"))
 LAB = (ROOT / "docs" / "calibration.md",)  # notebooks of attempts, in the words of their day
-CODE = re.compile(
-    r"\b\w+\.\w[\w.]*|\{[^}\n]*\}|^```.*?^```$|`[^`\n]*`|\]\([^)\s]*\)|<!-- imports -->.*?<!-- end of imports -->|<!--.*?-->|\$[^$\n]+\$|https?://\S+",
+CODE = re.compile(  # and names: what is not prose
+    "|".join(
+        (
+            r"^```.*?^```$|`[^`\n]*`|\$[^$\n]+\$",
+            r"\]\([^)\s]*\)|https?://\S+",
+            r"<!-- imports -->.*?<!-- end of imports -->|<!--.*?-->",
+            r"\bder-net\b|^## Net$|\b\w+\.\w[\w.]*|\{[^}\n]*\}",
+        )
+    ),
     re.MULTILINE | re.DOTALL,
 )
 HOUSE = Check(
