@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -575,7 +576,7 @@ def test_an_empty_argument_is_not_the_current_folder(cli: Cli) -> None:
     assert "an argument is empty" in found.err
 
 
-def of_help() -> dict[str, tuple[str, ...]]:
+def of_help() -> Mapping[str, tuple[str, ...]]:
     """Return the examples of each command by its words."""
     shown = {word: examples for panel in PANELS.values() for word, examples in panel.items()}
     return shown | {f"data {word}": examples for word, examples in DATA.items()}

@@ -37,7 +37,7 @@ from edbl.nets.net import Head, Net, Output
 from edbl.presets import ROWS, described
 from edbl.recipe import Recipe
 from edbl.records import Record
-from tests import reference
+from tests import reference as made_of_code
 from tests.test_contract import Killed, Killer, last_state
 
 ROOT = Path(__file__).parents[1]
@@ -263,7 +263,7 @@ def test_every_command_and_option_is_described(name: str) -> None:
 
 def test_tables_of_options_are_those_of_the_help() -> None:
     page = PAGES["docs/commands.md"]
-    assert reference.filled(page) == page, "python -m tests.reference writes them anew"
+    assert made_of_code.filled(page) == page, "python -m tests.reference writes them anew"
 
 
 def sections(page: str) -> dict[str, str]:

@@ -59,12 +59,12 @@ def test_the_citation_names_the_paper_and_this_version() -> None:
 
 
 def test_prose_that_is_refused_is_found() -> None:
-    page = "# Title\n\nThe `read-out` of code is left alone.\nEDBL is ahead for good.\n"
+    page = "# Title\n\nThe `classifier` of code is left alone.\nEDBL is ahead for good.\n"
     assert [line.partition(":")[2] for line in prose.wrong([("page.md", page)])] == [
         "4: 'for good' is an idiom of ours: write cannot be changed later (house)",
     ]
 
 
 def test_messages_are_read_too() -> None:
-    code = 'x = 1\nraise EdblError(f"the run {x} goes on with `read-outs`")\n'
+    code = 'x = 1\nraise EdblError(f"the run {x} goes on with `classifiers`")\n'
     assert [line.split(": ")[0] for line in prose.wrong([("a.py", prose.messages(code))])] == ["a.py:2"]

@@ -86,7 +86,7 @@ STUDY = """
 question = "Which temperature?"
 method = "rkd"
 include = ["quick"]
-rule = "The best sum of both read-outs."
+rule = "The best sum of both classifiers."
 settings.seed = 3
 [streams."digits, 2 tasks"]
 data.name = "digits"
@@ -124,7 +124,7 @@ def test_a_study_runs_what_is_missing_and_shows_its_candidates(cli: Cli, tmp_pat
     words = ["study", study_file, "--runs", tmp_path / "runs", "--results", tmp_path / "results", "--at-once", 1]
     first = cli(*words)
     assert first.code == 0, first.err
-    assert "rule: The best sum of both read-outs." in first.out
+    assert "rule: The best sum of both classifiers." in first.out
     accuracy = Shelf(tmp_path / "results").runs[0].record.average_incremental_accuracy
     assert f"{100 * accuracy['cnn']:.1f} {100 * accuracy['nme']:.1f} (1)" in first.out
     again = cli(*words)

@@ -220,7 +220,7 @@ def test_settings_that_mean_nothing_to_it(folders: list[Path], tmp_path: Path, c
         assert (found.code, message in found.err) == (2, True), found.err
     learn(cli, tmp_path / "model", folders[0], *OPTIONS, "--set", "options.unit=false")
     assert "for good" in cli("learn", tmp_path / "model", folders[1], "--keep", "photos").err
-    assert "has one read-out" in cli("predict", tmp_path / "model", folders[0], "--readout", "nme").err
+    assert "has one classifier" in cli("predict", tmp_path / "model", folders[0], "--readout", "nme").err
 
 
 def test_with_nothing_kept_classes_are_told_the_same_in_any_order(

@@ -1,7 +1,7 @@
 """What a run leaves on disk, and how it is read back.
 
 A run is a folder with ``record.json`` (what was run, how it went), ``confusions.npz`` (one confusion matrix per task
-and read-out: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, once it is done, ``features.npz``.
+and classifier: ``cnn_0``, ``nme_0``, ``cnn_1``, ...) and, once it is done, ``features.npz``.
 """
 
 import hashlib
@@ -229,7 +229,7 @@ def _read_confusions(
     if max(tasks.values(), default=0) > len(sizes) or min(sizes, default=0) < 0 or 0 in sizes[:1]:
         raise _broken(folder, RECORD, "'task_sizes' does not fit its number of tasks")
     if len(set(tasks.values()) - {0}) > 1:
-        raise _broken(folder, RECORD, "'accuracy' has another number of tasks for each read-out")
+        raise _broken(folder, RECORD, "'accuracy' has another number of tasks for each classifier")
     names = [f"{r}_{task}" for r in tasks for task in range(tasks[r])]
     arrays = _read_npz(folder, CONFUSIONS, names, 8 * classes**2)
     for name, array in arrays.items():

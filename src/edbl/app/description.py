@@ -81,7 +81,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Score:
-    """Right answers of both read-outs; of a closed form, which has one, the second are 0."""
+    """Right answers of both classifiers; of a closed form, which has one, the second are 0."""
 
     images: int
     cnn: int

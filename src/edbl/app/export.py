@@ -57,7 +57,7 @@ class Scorer(NamedTuple):
 
 
 class Served(nn.Module):
-    """What is exported: images as a server has them in, both read-outs out."""
+    """What is exported: images as a server has them in, both classifiers out."""
 
     mean: Tensor
     std: Tensor

@@ -423,7 +423,7 @@ def measure(
     before: Mapping[str, Score] | None = None,
     sure: list[float] | None = None,
 ) -> dict[str, Score]:
-    """Return how often both read-outs are right on images of each class, and on others ``before`` them.
+    """Return how often both classifiers are right on images of each class, and on others ``before`` them.
 
     The largest probability of each image is added to ``sure``.
     """
@@ -445,5 +445,5 @@ def judged(sure: Sequence[float]) -> dict[str, Tensor]:
 
 
 def readout_of(own: str) -> Readout:
-    """Return the read-out that predictions are made by: always the method's own."""
+    """Return the classifier that predictions are made by: always the method's own."""
     return "nme" if own == "nme" else "cnn"

@@ -114,7 +114,7 @@ class Model:
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:
-        """Return the probability of each class by the net's own read-out, ``[n, classes]``."""
+        """Return the probability of each class by the net's own classifier, ``[n, classes]``."""
         return self._probabilities(self._outputs(x))
 
     @torch.no_grad()

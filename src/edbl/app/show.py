@@ -22,7 +22,7 @@ from edbl.text import as_text, count, shown
 
 ROWS = 40  # classes in a table before only the worst are shown
 FEW = 3  # names of classes in a line of the history before the rest is only counted
-TITLES: dict[Readout, str] = {"cnn": "CNN", "nme": "NME"}  # of the read-outs of a trained model
+TITLES: dict[Readout, str] = {"cnn": "CNN", "nme": "NME"}  # of the classifiers of a trained model
 KEPT = {
     "features": "the features of each photo are kept, not the photos",
     "photos": "each photo is kept, scaled to the model's image size, and its features",
@@ -72,7 +72,7 @@ def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
 
 
 def readouts(bundle: Bundle) -> dict[Readout, str]:
-    """Return the read-outs of a model, and what columns with their accuracy are called."""
+    """Return the classifiers of a model, and what columns with their accuracy are called."""
     return {"cnn": "right"} if bundle.settings.keep else TITLES
 
 
@@ -290,7 +290,7 @@ def csv_row(p: Prediction, top: int) -> list[str]:
 def _readout(bundle: Bundle) -> str:
     if bundle.settings.keep:
         return ""
-    what = {"cnn": "the net's own read-out (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
+    what = {"cnn": "the net's own classifier (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
     score = bundle.history[-1].total()
     told = f", {_percent(score, bundle.readout)} on held-out images" if score.images else ""
     return f"; predictions by {what}{told}"

@@ -56,7 +56,7 @@ def _methods() -> Table:
     from edbl import users
     from edbl.methods import find_method, methods
 
-    table = terminal.table("name", "year", "keeps", "read-out", "what it does")
+    table = terminal.table("name", "year", "keeps", "classifier", "what it does")
     theirs = {name: find_method(name) for name in users.names(users.METHOD) if name not in methods()}
     for name, kind in sorted((methods() | theirs).items()):
         title = kind.title + (" (reconstructed)" if kind.our_reading else "")

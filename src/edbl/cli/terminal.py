@@ -76,8 +76,9 @@ def bars() -> "Bars":
 def show_runs(folders: Sequence[Path], page: Path, figure: Path | None = None) -> None:
     """Print the table of the runs in folders or below them, and write their page, or tables."""
     from edbl.report.files import check, write_report
+    from edbl.report.finding import findings
     from edbl.report.plots import save_curves
-    from edbl.report.runs import read_runs
+    from edbl.report.runs import by_stream, read_runs
     from edbl.report.tables import groups, run_table
 
     check(page)
@@ -86,6 +87,10 @@ def show_runs(folders: Sequence[Path], page: Path, figure: Path | None = None) -
     if figure:
         save_curves(groups(found), figure)
     show(run_table(found))
+    for together in by_stream(runs):
+        compared = groups([run.record for run in together])
+        for line in findings(compared) if len(compared) > 1 else ():
+            tell(line)
     with console.status("making the report"):
         written = write_report(runs, page)
     tell(f"report: {written}")

@@ -39,7 +39,9 @@ class ClosedForm(Method):
         """Settings."""
 
         unit: bool = option(
-            True, "bring the square roots of features to length 1; cannot be changed later", search=Search(among=(True, False))
+            True,
+            "bring the square roots of features to length 1; cannot be changed later",
+            search=Search(among=(True, False)),
         )
 
     config: Config

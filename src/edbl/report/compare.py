@@ -35,7 +35,7 @@ class Side(NamedTuple):
 
     @property
     def readouts(self) -> list[str]:
-        """The read-outs that were measured."""
+        """The classifiers that were measured."""
         return [readout for readout, matrices in self.first.confusions.items() if matrices]
 
 
@@ -53,7 +53,7 @@ class Comparison:
 
     @property
     def readouts(self) -> list[str]:
-        """The read-outs that both have."""
+        """The classifiers that both have."""
         return [readout for readout in self.one.readouts if readout in self.other.readouts]
 
     def values(self, side: Side, readout: str, measure: str) -> list[float]:
@@ -144,9 +144,9 @@ def _stream(recipe: dict[str, Any]) -> dict[str, str]:
 
 
 def table(made: Comparison) -> Table:
-    """Return the comparison for the terminal: a row for each read-out and measure."""
+    """Return the comparison for the terminal: a row for each classifier and measure."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("read-out")
+    shown.add_column("classifier")
     shown.add_column("accuracy, %")
     for heading in (made.one.name, made.other.name, "difference", "95% interval", "p (t)", "p (Wilcoxon)", "n"):
         shown.add_column(Text(heading), justify="right")

@@ -146,7 +146,7 @@ def _accuracy_cells(group: Group, tasks: int) -> dict[str, list[str]]:
 
 
 def _meanings(readouts: Collection[str]) -> list[str]:
-    """Return what the read-outs are."""
+    """Return what the classifiers are."""
     told = [meaning for readout, meaning in READOUTS.items() if readout in readouts]
     return told + ["The others are classifiers that a method adds."] * any(one not in READOUTS for one in readouts)
 
@@ -156,7 +156,7 @@ def _filled(cells: list[str], columns: int) -> list[str]:
 
 
 def _summary_cells(found: Sequence[Group]) -> list[dict[str, list[tuple[str, bool]]]]:
-    """Return the text of each metric and whether it is the best of all, for each group and read-out.
+    """Return the text of each metric and whether it is the best of all, for each group and classifier.
 
     None is the best where the next is closer than a single test image.
     """

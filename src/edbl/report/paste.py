@@ -7,7 +7,7 @@ from edbl.report.runs import Run, by_stream, stream_name
 from edbl.report.tables import BRIEF, DIGITS, best, groups, readout_name
 from edbl.text import DASH, shown
 
-HEADS = ("Method", "Read-out", "n", *(metric.title for metric in BRIEF))
+HEADS = ("Method", "Classifier", "n", *(metric.title for metric in BRIEF))
 LEGEND = "percent, mean and sample standard deviation over n runs; the best finished one is bold"
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -52,7 +52,7 @@ def markdown(runs: Sequence[Run]) -> str:
 
 
 def _rows(runs: Sequence[Run], text: Callable[[str], str], number: Callable[[str, bool], str]) -> list[list[str]]:
-    """Return the cells of each experiment and read-out; one without a finished task has none."""
+    """Return the cells of each experiment and classifier; one without a finished task has none."""
     found = groups([run.record for run in runs])
     highest = {metric.key: best(found, metric) for metric in BRIEF}
     rows = []

@@ -33,7 +33,7 @@ from edbl.store import write_output
 # Okabe and Ito's palette without black and yellow, which vanish on a dark or on a light page.
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = "osD^vPX*"
-STYLES = ("-", "--", ":", "-.")  # of read-outs
+STYLES = ("-", "--", ":", "-.")  # of classifiers
 # Paul Tol's muted palette, indigo lightened for dark pages: ten classes, told apart by colour-blind readers too.
 CLASSES = (
     "#5566CC",
@@ -57,7 +57,7 @@ FURTHEST = 1e15  # of a feature, since squares of distances are to be finite
 
 
 def accuracy_curves(groups: Sequence[Group]) -> str:
-    """Draw accuracy against classes seen: a style of line for each read-out, a band for the spread over runs."""
+    """Draw accuracy against classes seen: a style of line for each classifier, a band for the spread over runs."""
     return svg(_curves_figure(groups, INK))
 
 
@@ -201,13 +201,14 @@ def _curves_figure(groups: Sequence[Group], ink: str) -> Figure:
             if spread.any():
                 low, high = 100 * (mean - spread), 100 * (mean + spread)
                 axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_ylim(max(0, 10 * math.floor(10 * lowest - 0.3)), 101)
+    bottom = max(0, 10 * math.floor(10 * lowest - 0.3))
+    axes.set_ylim(bottom, 101)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ticks = sorted({place for group, _ in shown for place in group.places})
     if 0 < len(ticks) <= 12:
         axes.set_xticks(ticks)
     axes.set_xlabel("task" if any(0 in group.sizes for group, _ in shown) else "classes seen")
-    axes.set_ylabel("accuracy, %")
+    axes.set_ylabel(f"accuracy, %; the axis starts at {bottom}" if bottom else "accuracy, %")
     names = [*(plain(readout_name(readout)) for readout in readouts), *(plain(group.label, 52) for group, _ in shown)]
     if shown:
         legend(axes, handles, names, columns=2, gap=0.5)

@@ -41,7 +41,7 @@ def _below(place: Path) -> list[Path]:
 
 
 def by_stream(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs apart by data set, protocol and phases."""
+    """Return the runs apart by data set, protocol and number of tasks."""
     together: dict[tuple[str, str, int], list[Run]] = {}
     for run in runs:
         together.setdefault((run.record.data, run.record.protocol, run.record.phases), []).append(run)

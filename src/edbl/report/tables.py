@@ -31,7 +31,7 @@ _SETTING_WORDS = {
     "order": "order {}",
 }
 READOUT_NAMES = {"cnn": "CNN", "nme": "NME"}
-TASK_AWARE = "task-aware"  # a read-out that is told the task of an image
+TASK_AWARE = "task-aware"  # a classifier that is told the task of an image
 DIGITS = 2  # after the point, where there is room
 
 
@@ -120,7 +120,7 @@ class Group:
 
     @property
     def readouts(self) -> list[str]:
-        """The read-outs that were measured."""
+        """The classifiers that were measured."""
         return [readout for readout, matrices in self.first.confusions.items() if matrices]
 
     @property
@@ -190,12 +190,12 @@ class Group:
 
 
 def readout_name(readout: str) -> str:
-    """Return a read-out for people: one of a method's own goes by the name that the method gave it."""
+    """Return a classifier for people: one of a method's own goes by the name that the method gave it."""
     return READOUT_NAMES.get(readout, readout)
 
 
 def best(found: Sequence[Group], metric: Metric) -> float | None:
-    """Return the best mean of a metric among finished groups, by any read-out that is told nothing; None of one."""
+    """Return the best mean of a metric among finished groups, by any classifier that is told nothing; None of one."""
     complete = [group for group in found if group.complete]
     stats = [group.metric(one, metric.key) for group in complete for one in group.readouts if one != TASK_AWARE]
     means = [stat.mean for stat in stats if not math.isnan(stat.mean)]
@@ -258,12 +258,12 @@ def differing(recipes: Sequence[dict[str, str]]) -> list[str]:
 
 
 def run_table(records: Sequence[Record]) -> Table:
-    """Return the results for the terminal: one row per experiment and read-out, in percent."""
+    """Return the results for the terminal: one row per experiment and classifier, in percent."""
     found = groups(records)
     several = any(len(group.records) > 1 for group in found)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(several), caption_justify="left")
     table.add_column("method", overflow="fold")
-    table.add_column("read-out")
+    table.add_column("classifier")
     if several:
         table.add_column("n", justify="right")
     table.add_column("accuracy after each task, %", overflow="fold", ratio=1)

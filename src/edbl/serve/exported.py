@@ -35,7 +35,7 @@ class Exported(Served):
             self._settings = json.loads(about["settings"])
             self._readout = about["readout"]
             if about["format"] != FORMAT or self._readout not in OUTPUTS or shape["width"] != self._size:
-                raise ValueError("its format, read-out or input is another")
+                raise ValueError("its format, classifier or input is another")
             if not self.names or not 1 <= self._size <= 1024:
                 raise ValueError("it has no class, or images of an odd size")
             self._check()

@@ -45,7 +45,7 @@ STUDIES_HEAD = f"""# Calibration
 
 {MADE_BY} from the files in `studies/calibration/` and the records of their runs; do not edit. What the
 paper leaves open ([ambiguities](ambiguities.md)) was asked one question after the other on a tenth of the *training*
-images, held out by seed. Average incremental accuracy in percent by both read-outs, CNN and NME, mean ± sample standard
+images, held out by seed. Average incremental accuracy in percent with both classifiers, CNN and NME, mean ± standard
 deviation over seeds, with their number in brackets; `-` is not run yet. Which columns were asked about, and when to
 stop, was decided by looking at test images: see [what was looked at](results.md#looks-at-test-images).
 
@@ -261,7 +261,7 @@ def settings(_: Shelf) -> str:
 
 
 def ablation(shelf: Shelf) -> str:
-    """Return Table 3's rows by both read-outs, averages and last task, with gains over the baseline and the paper's."""
+    """Return Table 3's rows with both classifiers: averages, last task, gains over the baseline and the paper's."""
     shown = EXPERIMENTS["table3"]
     parts = ("CNN, average", "CNN, last", "gain", "*paper's*", "NME, average", "NME, last")
     heads = [f"{column.label.partition(',')[0]}: {part}" for column in shown.columns for part in parts]

@@ -41,7 +41,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A method with a read-out, and what the paper prints for each column."""
+    """A method with a classifier, and what the paper prints for each column."""
 
     label: str
     method: str
