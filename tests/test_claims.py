@@ -309,6 +309,19 @@ def test_what_has_not_been_run() -> None:
     assert "has no run at this scale" in text(RESULTS)
 
 
+def test_the_list_of_runs_calls_the_tuned_ones_tuned() -> None:
+    """Recipes from before the rule say `default` for what is preset `tuned` now; the list of runs has today's names."""
+    with (ROOT / "results" / "runs.csv").open(newline="") as file:
+        listed = {row["folder"]: row["preset"] for row in csv.DictReader(file)}
+    recipes = {run.folder.relative_to(ROOT / "results").as_posix(): run.recipe for run in SHELF.runs}
+    older = {folder for folder, recipe in recipes.items() if recipe.preset == "default" and not recipe.by_rule}
+    assert len(older) == 285
+    assert {listed[folder] for folder in older} == {"tuned"}
+    assert {listed[folder] == recipes[folder].preset for folder in listed.keys() - older} == {True}
+    assert "default" not in listed.values(), "the docs say: the rule has no record"
+    assert "It says `tuned` where recipes from before the rule say `default`" in text(RESULTS)
+
+
 def test_rivals_have_one_seed() -> None:
     rivals = [row for name in ("table1", "table2", "table4") for row in EXPERIMENTS[name].rows if row.method != "edbl"]
     found = [runs(column, row, preset) for row in rivals for column in ZERO + HALF for preset in ("tuned", "paper")]
