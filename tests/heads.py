@@ -37,7 +37,9 @@ def head(name: str, shelf: Shelf) -> list[str]:
         f"# {_title(column, shown)}",
         f"# edbl run --recipe {name} --seed 0; the same run is in edbl reproduce {first.name}",
         f"# The paper's {_number(first)}{_printed(first, column)}{_again(column)}",
-        *_ours(shelf.of(recipe_of(column, EDBL)), first.number == "last" and first.drawn == "table", _tuned(column, shelf)),
+        *_ours(
+            shelf.of(recipe_of(column, EDBL)), first.number == "last" and first.drawn == "table", _tuned(column, shelf)
+        ),
     ]
 
 
