@@ -7,13 +7,14 @@ from pathlib import Path
 
 from edbl.recipe import shipped_recipes
 from edbl.report.tables import Stat
-from edbl.studies.paper import DATA_SETS, EDBL, EXPERIMENTS, Column, Experiment, recipe_of
+from edbl.studies.paper import AGAIN, DATA_SETS, EDBL, EXPERIMENTS, Column, Experiment, recipe_of
+from edbl.studies.pages import settings_seen
 from edbl.studies.shelf import Run, Shelf
+from edbl.text import count, rounded
 from tests.shelf import SHELF
 
 ROOT = Path(__file__).parents[1]
 PROTOCOLS = {"base0": "Base-0", "base-half": "Base-half", "tasks": "airplane and cat, then dog and ship"}
-AGAIN = {"cifar10-base0-5": " (again in Appendix D: 80.4 and 81.9)"}
 FIRST = ("table2", "table1", "table4", "fig3")  # where a column's numbers are taken from
 
 
@@ -35,8 +36,10 @@ def head(name: str, shelf: Shelf) -> list[str]:
     return [
         f"# {_title(column, shown)}",
         f"# edbl run --recipe {name} --seed 0; the same run is in edbl reproduce {first.name}",
-        f"# The paper's {_number(first)}{_printed(first, column)}{AGAIN.get(name, '')}",
-        *_ours(shelf.of(recipe_of(column, EDBL)), first.number == "last" and first.drawn == "table"),
+        f"# The paper's {_number(first)}{_printed(first, column)}{_again(column)}",
+        *_ours(
+            shelf.of(recipe_of(column, EDBL)), first.number == "last" and first.drawn == "table", _tuned(column, shelf)
+        ),
     ]
 
 
@@ -63,7 +66,17 @@ def _printed(first: Experiment, column: Column) -> str:
     return " and ".join(f"{row.printed[number][0]:g}" for row in rows) or "none is printed"
 
 
-def _ours(runs: list[Run], last: bool) -> list[str]:
+def _again(column: Column) -> str:
+    numbers = " and ".join(map(rounded, AGAIN.get(column.name, ())))
+    return f" (again in Appendix D: {numbers})" if numbers else ""
+
+
+def _tuned(column: Column, shelf: Shelf) -> str:
+    """Return of what our numbers are, and how many settings of EDBL test images saw before."""
+    return f"preset tuned, {count(len(settings_seen(shelf, column, held_out=False)), 'setting')} seen on test images"
+
+
+def _ours(runs: list[Run], last: bool, tuned: str) -> list[str]:
     if not runs:
         return ["# Ours: not run yet"]
     found = [run.record for run in runs]
@@ -77,7 +90,7 @@ def _ours(runs: list[Run], last: bool) -> list[str]:
     seeds = ", ".join(str(record.seed) for record in found)
     devices = "; ".join(dict.fromkeys(record.device for record in found))
     took = " to ".join(dict.fromkeys((str(seconds[0]), str(seconds[-1]))))
-    return [f"# Ours: {numbers} (seed{'s' * (len(found) > 1)} {seeds})", f"# {took} s a run on {devices}"]
+    return [f"# Ours: {numbers} (seed{'s' * (len(found) > 1)} {seeds}; {tuned})", f"# {took} s a run on {devices}"]
 
 
 def body(path: Path) -> list[str]:

@@ -48,7 +48,7 @@ def test_a_recipe_has_a_head_with_what_is_printed_and_what_our_records_say(name:
 def test_a_recipe_has_the_records_that_its_head_names(name: str) -> None:
     text = find_recipe(name).read_text()
     seeds = [run.record.seed for run in SHELF.of(Recipe.read(find_recipe(name)))]
-    said = re.search(r"\(seeds? ([\d, ]+)\)", text)
+    said = re.search(r"\(seeds? ([\d, ]+);", text)
     assert seeds == ([] if said is None else [int(seed) for seed in said[1].split(", ")])
     assert (said is None) == ("not run yet" in text)
 

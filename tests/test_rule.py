@@ -17,6 +17,7 @@ from edbl.methods import methods
 from edbl.methods.edbl import EDBL
 from edbl.methods.options import Distilling
 from edbl.rule import TaskFacts
+from edbl.studies.paper import HALF
 
 CPU = torch.device("cpu")
 DOC = Path(__file__).parents[1] / "docs" / "rule.md"
@@ -161,6 +162,21 @@ def test_every_method_has_its_rate_and_epochs_by_the_rule(method: str) -> None:
     assert ("options.kd_weight" in recipe.by_rule) == ("options.kd_growth" in recipe.values())
     for preset in ("tuned", "paper", "quick", "photos-scratch", "samples"):
         assert Recipe.build(method, "cifar100", preset=preset).by_rule == ()
+
+
+def test_what_differs_between_data_sets_is_a_fact_of_theirs() -> None:
+    """The rule gives two streams with the same numbers the same values; the rest is said on its page."""
+    streams = [Recipe.of({"method": "edbl", "preset": "default", **HALF[n].settings}).values() for n in (0, 2)]
+    cifar, tiny = streams
+    assert {key for key in cifar if cifar[key] != tiny[key]} == {
+        "data.name",
+        "data.mean",
+        "data.std",
+        "data.pad",
+        "net.backbone",
+    }
+    page = " ".join(DOC.read_text().split())
+    assert f"is {cifar['data.pad']} pixels on CIFAR and {tiny['data.pad']} on Tiny-ImageNet" in page
 
 
 def test_mistakes_are_explained() -> None:

@@ -17,10 +17,11 @@ from tests.test_methods_unit import after_first_task, make, task_of
 from tests.vectors import Vector, same, seeded, softmax
 
 
-def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float) -> float:
-    """Return the loss of one image, number by number."""
+def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float, two: bool = False) -> float:
+    """Return the loss of one image, number by number; with ``two`` as PyCIL has it."""
     share = len(teacher) / len(z)
-    loss = (1 - share) * -math.log(softmax(z)[label])
+    loss = (1.0 if two else 1 - share) * -math.log(softmax(z)[label])
+    share = 2.0 if two else share
     for c in range(len(teacher)):
         target, own = softmax([v / t for v in teacher])[c], softmax([v / t for v in z[: len(teacher)]])[c]
         loss += share * factor * -target * math.log(own)
@@ -41,7 +42,13 @@ def wa(**options: object) -> WA:
 @pytest.mark.parametrize("exemplars", [[3], [3, 3, 3]])
 @pytest.mark.parametrize(
     ("options", "t", "factor"),
-    [({}, 2.0, 1.0), ({"temperature": 3.0}, 3.0, 1.0), ({"kd_scale": "t2"}, 2.0, 4.0), ({"clip": False}, 2.0, 1.0)],
+    [
+        ({}, 2.0, 1.0),
+        ({"temperature": 3.0}, 3.0, 1.0),
+        ({"kd_scale": "t2"}, 2.0, 4.0),
+        ({"clip": False}, 2.0, 1.0),
+        ({"weighting": "two"}, 2.0, 1.0),
+    ],
 )
 def test_loss_number_by_number(options: dict[str, object], t: float, factor: float, exemplars: list[int]) -> None:
     method = wa(**options)
@@ -54,7 +61,8 @@ def test_loss_number_by_number(options: dict[str, object], t: float, factor: flo
     batch = a_batch(labels, old + 2)
     found = method.loss(batch)
     rows = zip(method.net(batch.x).logits.tolist(), labels, method.teach(batch.x).logits.tolist(), strict=True)
-    expected = [slow_loss(z, label, teacher, t, factor) for z, label, teacher in rows]
+    two = options.get("weighting") == "two"
+    expected = [slow_loss(z, label, teacher, t, factor, two) for z, label, teacher in rows]
     torch.testing.assert_close(found, torch.tensor(sum(expected) / len(expected)))
 
 

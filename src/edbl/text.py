@@ -5,7 +5,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.progress import Progress
@@ -20,6 +22,12 @@ def count(things: Sequence[object] | int, noun: str) -> str:
     number = things if isinstance(things, int) else len(things)
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
+
+
+def rounded(number: float, digits: int = 1, sign: Literal["", "+"] = "") -> str:
+    """Return a number with so many digits: ties, such as 56.15, that floats put just below, go away from zero."""
+    exact = Decimal(f"{number:.9f}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{exact if sign else exact + 0:{sign}f}"  # adding zero turns -0.0 into 0.0
 
 
 def first(names: Sequence[str]) -> str:

@@ -102,7 +102,7 @@ def reproduce(
     if name == queue.ALL:
         found = None
         asked = read_all(studies) if studies.is_dir() else []
-        items = queue.small_scale() if scale == "small" else queue.everything(seeds or queue.SEEDS, asked)
+        items = queue.small_scale() if scale == "small" else queue.everything(seeds or queue.SEEDS, asked, shelf)
     else:
         found = small.find(name) if scale == "small" else pages.find(name)
         items = [queue.Item(name, found.title, planned(found, range(seeds or 1)))]

@@ -9,7 +9,7 @@ from torch import Tensor, linalg
 from edbl.config import Search, option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
-from edbl.losses import by_share
+from edbl.losses import by_share, cross_entropy, distillation
 from edbl.methods.base import Draw, Method, Phase
 
 
@@ -40,6 +40,9 @@ class WA(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        weighting: Literal["share", "two"] = option(
+            "share", "share out the two losses by old classes, or add twice one"
+        )
         clip: bool = option(True, "keep the head's weights at or above zero in training")
 
     config: Config
@@ -63,13 +66,17 @@ class WA(Method):
     def loss(self, batch: Batch) -> Tensor:
         """Return ``(1 - lambda)`` cross-entropy plus ``lambda`` distillation, lambda being the share of old classes.
 
-        Weights are clipped before each step, and by the phase after the last: the same as after each step.
+        With ``weighting="two"`` it is cross-entropy plus twice distillation, as PyCIL has it. Weights are clipped
+        before each step, and by the phase after the last: the same as after each step.
         """
         self.clip()
         if self.teacher is None:
             return super().loss(batch)
         logits, teacher = self.net(batch.x).logits, self.teach(batch.x).logits
-        return by_share(logits, teacher, batch.y, self.config.temperature, self.config.kd_scale).mean()
+        temperature, scale = self.config.temperature, self.config.kd_scale
+        if self.config.weighting == "two":
+            return (cross_entropy(logits, batch.y) + 2 * distillation(logits, teacher, temperature, scale)).mean()
+        return by_share(logits, teacher, batch.y, temperature, scale).mean()
 
 
 def alignment(weight: Tensor, old: int) -> Tensor:

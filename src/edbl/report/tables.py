@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from decimal import ROUND_HALF_UP, Decimal
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal, NamedTuple
@@ -20,7 +19,7 @@ from rich.text import Text
 from edbl import metrics, users
 from edbl.errors import EdblError
 from edbl.records import Record
-from edbl.text import DASH
+from edbl.text import DASH, rounded
 
 LABEL_PARTS = 3  # a label names this many differing values of the recipe, more only where it takes more
 _SETTING_WORDS = {
@@ -100,10 +99,8 @@ class Stat(NamedTuple):
         """Return the mean, and the spread where there is one, times 100."""
         if math.isnan(self.mean):
             return DASH
-        spread = "" if math.isnan(self.spread) else f"{sign}{100 * self.spread:.{digits}f}"
-        # Shares of images are often ties, such as 56.15, that floats put just below: they are rounded up.
-        exact = Decimal(f"{100 * self.mean:.9f}").quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-        return f"{exact + 0:f}{spread}"  # adding zero turns -0.0 into 0.0
+        spread = "" if math.isnan(self.spread) else sign + rounded(100 * self.spread, digits)
+        return rounded(100 * self.mean, digits) + spread
 
 
 @dataclass(frozen=True)

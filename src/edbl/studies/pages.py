@@ -2,9 +2,8 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from decimal import ROUND_HALF_UP, Decimal
 from functools import partial
 from pathlib import Path
 
@@ -14,17 +13,20 @@ from sklearn.neighbors import NearestNeighbors
 from edbl import records
 from edbl.config import toml_value
 from edbl.errors import EdblError, unknown
+from edbl.recipe import Recipe
 from edbl.records import READOUTS
 from edbl.report import plots
 from edbl.report.tables import Stat, groups
 from edbl.store import MOST_VALUES, read_file, write_atomic
 from edbl.studies import small_page
 from edbl.studies.paper import (
+    AGAIN,
     BUDGETS,
     EDBL,
     EXPERIMENTS,
     HALF,
     STREAM,
+    TUNED,
     ZERO,
     Column,
     Experiment,
@@ -34,7 +36,7 @@ from edbl.studies.paper import (
 )
 from edbl.studies.shelf import Run, Shelf, key, require
 from edbl.studies.study import Study, read_all
-from edbl.text import printable
+from edbl.text import printable, rounded
 
 INDEX = "runs.csv"  # of all runs, in the folder of results
 NEIGHBOURS = 10
@@ -118,13 +120,8 @@ def _cell(ours: Sequence[Stat], n: int, mark: str = "") -> str:
 
 
 def _printed(numbers: Sequence[float]) -> str:
-    theirs = " ".join(map(_rounded, numbers))
+    theirs = " ".join(map(rounded, numbers))
     return ("<br>" if len(numbers) > 1 else " ") + (f"*{theirs}*" if theirs else "-")
-
-
-def _rounded(number: float) -> str:
-    """Return a printed number with one digit, halves rounded up: the paper prints two digits at most."""
-    return str(Decimal(f"{number:.2f}").quantize(Decimal("0.1"), ROUND_HALF_UP))
 
 
 def figure(experiment: Experiment, shelf: Shelf, folder: Path) -> dict[str, str]:
@@ -145,9 +142,16 @@ def _curves(experiment: Experiment, column: Column, shelf: Shelf, folder: Path) 
         return {}
     name = f"{experiment.name}-{column.name}.svg"
     plots.save_curves(groups(shown), folder / name)
-    there = [method for method, runs in found.items() if runs]
-    only = " (EDBL only: no other system was run)" if there == ["edbl"] and len(rows) > 1 else ""
-    return {column.label + only: name}
+    return {column.label + _others(found): name}
+
+
+def _others(found: Mapping[str, Sequence[Run]]) -> str:
+    """Return what must be said beside curves of the systems that EDBL's are shown with."""
+    rivals = [runs for method, runs in found.items() if method != "edbl" and runs]
+    if not rivals:
+        return " (EDBL only)" if len(found) > 1 else ""
+    seeds = "one seed, " if {len(runs) for runs in rivals} == {1} else ""
+    return f" (rivals: {seeds}EDBL's schedule)"
 
 
 def _maps(experiment: Experiment, column: Column, shelf: Shelf, folder: Path) -> dict[str, str]:
@@ -199,12 +203,14 @@ def _headline(shelf: Shelf) -> list[list[str]]:
         shown = replace(EXPERIMENTS[name], number="readouts")
         rows = [row for row in shown.rows if row.method == "edbl"]
         for number, column in enumerate(shown.columns):
-            printed = " ".join(_rounded(n) for row in rows for n in row.printed[number])
+            printed = "*" + " ".join(rounded(n) for row in rows for n in row.printed[number]) + "*"
+            if column.name in AGAIN:
+                printed += " again *" + " ".join(map(rounded, AGAIN[column.name])) + "*"
             own = (recipe_of(column, EDBL, preset=preset) for preset in ("paper", "default"))
             recipes = (*own, one_recipe(column), recipe_of(column, EDBL))
             cells = [_cell(_numbers(runs, EDBL, shown), len(runs)) for runs in map(shelf.of, recipes)]
             seen = len(settings_seen(shelf, column, held_out=False))
-            lines.append([_named(column), f"*{printed}*", *cells, str(seen)])
+            lines.append([_named(column), printed, *cells, str(seen)])
     return lines
 
 
@@ -283,11 +289,11 @@ def _gains(
         return ["-"] * 6
     average, last = ({r: Stat.of(pick(run, r) for run in runs) for r in READOUTS} for pick in (_average, _last))
     gain = last["cnn"].mean - Stat.of(_last(run, "cnn") for run in base).mean
-    theirs = f"*{printed[-1] - printed_base[-1]:+.1f}*" if printed and not is_base else ""
+    theirs = f"*{rounded(printed[-1] - printed_base[-1], sign='+')}*" if printed and not is_base else ""
     return [
         f"{average['cnn'].percent(sign='±')} ({len(runs)})",
         last["cnn"].percent(sign="±"),
-        "" if is_base else f"{100 * gain:+.1f}",
+        "" if is_base else rounded(100 * gain, sign="+"),
         theirs,
         average["nme"].percent(sign="±"),
         last["nme"].percent(sign="±"),
@@ -398,6 +404,11 @@ def studies_page(studies: Sequence[Study], shelf: Shelf) -> str:
     return "\n".join(made)
 
 
+def _preset(recipe: Recipe) -> str:
+    """Return the preset of a recipe by today's name: without the rule, what is called `default` is `tuned` now."""
+    return TUNED if recipe.preset == "default" and not recipe.by_rule else recipe.preset
+
+
 def index(shelf: Shelf) -> str:
     """Return all finished runs as CSV: where each lies, what it is, what came out, and where it was made."""
     out = io.StringIO()
@@ -408,7 +419,7 @@ def index(shelf: Shelf) -> str:
     lines.writerow(["folder", "method", "preset", "seed", *stream, *results, *made])
     for run in sorted(shelf.runs, key=lambda run: run.folder):
         values, record = run.recipe.values(), run.record
-        what = [values[k] for k in ("method", "preset", "seed", *stream)]
+        what = [run.recipe.method, _preset(run.recipe), run.recipe.seed, *(values[k] for k in stream)]
         numbers = [f"{100 * pick(run, readout):.2f}" for pick in (_average, _last) for readout in READOUTS]
         origin = [record.device, record.commit[:7], record.started, f"{sum(record.seconds):.0f}"]
         folder = run.folder.relative_to(shelf.folder).as_posix()

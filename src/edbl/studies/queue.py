@@ -1,8 +1,9 @@
 """The queue: every run that the tables and figures take, the most valuable first, its state, and what it would take."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import isnan, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Literal, NamedTuple, Self
@@ -32,6 +33,7 @@ from edbl.studies.paper import (
     Planned,
     Row,
     planned,
+    recipe_of,
     wanted,
 )
 from edbl.studies.shelf import Shelf, key
@@ -43,6 +45,7 @@ ORDERS = ("natural", "1994", "1995")  # of classes, beside those of the tables
 TINY = "tiny-imagenet"
 RIVALS = {row.method for e in EXPERIMENTS.values() for row in e.rows} - {row.method for row in TABLE_3}
 BETAS = "options.boost_betas"
+RATE = "schedule.lr"
 SIZES = {  # training images and their side, of data sets whose times can be told from those of others
     "cifar10": (50_000, 32),
     "cifar100": (50_000, 32),
@@ -70,12 +73,16 @@ ANALYTIC = (
     Row("ACIL", "acil", "cnn", ((71.05,),)),
     Row("DS-AL", "acil", "cnn", ((71.28,),), options={"options.compensation": 0.6}, name="ds-al"),
 )
+WA_OF_PYCIL = Row(
+    "WA", "wa", "cnn", ((67.1,),), options={"options.weighting": "two", "options.clip": False}, name="wa-two"
+)
 REFERENCES = (
     *(
         Experiment("", "", "average", (column,), (Row("FOSTER", "foster", "boosted", ((n,),), options={BETAS: betas}),))
         for column, betas, n in FOSTER
     ),
     Experiment("", "", "average", (MANY_PHASES,), ANALYTIC),
+    Experiment("", "", "average", (ZERO[4],), (WA_OF_PYCIL,)),
 )
 
 
@@ -106,29 +113,36 @@ class Entry:
         return self.state != "done" and not self.obstacle
 
 
-def everything(seeds: int = SEEDS, studies: Sequence[Study] = ()) -> list[Item]:
+def everything(seeds: int = SEEDS, studies: Sequence[Study] = (), shelf: Shelf | None = None) -> list[Item]:
     """Return the queue of all tables and figures, the most valuable item first; a run counts for the first one.
 
-    This list is the order. A further item is a name, a reason and planned runs, at the place that its value has.
+    This list is the order. A further item is a name, a reason and planned runs, at the place that its value has. Rates
+    that studies with a decision found better than the rule's, by the records of a shelf, have items of their own; runs
+    by the rule that an undecided study of EDBL may change wait for it.
     """
+    undecided = [study for study in studies if _asks_edbl(study) and not study.decision]
     columns = Experiment("", "", "average", (*ZERO, *HALF[:2], *BUDGETS[:3]), (EDBL,))
     tiny = replace(columns, columns=HALF[2:])
     tables = list(EXPERIMENTS.values())
     parts = [EXPERIMENTS["table3"], EXPERIMENTS["table5"], EXPERIMENTS["fig3"]]
     printed = [replace(e, rows=tuple(r for r in e.rows if r.printed[0])) for e in parts[:2]]
+    rates = {m: rate for s in studies if shelf is not None for m, rate in better_rates(s, shelf).items()}
+    better = _with_rates(tables, rates)
     first = [
         Item("as printed", "what the paper prints was never run as it is", planned(columns, [0], "paper")),
-        *(Item(s.name, s.question, planned(s.experiment, range(SEEDS))) for s in studies if _asks_edbl(s)),
+        *(Item(s.name, s.question, planned(s.experiment, range(SEEDS))) for s in studies if s in undecided),
         Item("the rule", "one recipe for every stream", planned(columns, [0], "default")),
         Item("EDBL", "the rows that every table is about", _of(tables, lambda r: _is_edbl(r) and not _is_tiny(r))),
         Item("parts", "which of EDBL's parts bring its gains", _of(parts, lambda r: not _is_tiny(r))),
-        *(Item(s.name, s.question, planned(s.experiment, [0])) for s in studies if not _asks_edbl(s)),
+        *(Item(s.name, s.question, planned(s.experiment, [0])) for s in studies if s not in undecided),
         Item("rivals, the rule", "EDBL by the rule counts only beside rivals by it", _of(tables, _is_rival, "default")),
+        Item(
+            "rivals, better rates", "once more with what their held-out trials found", _of(better, _is_rival, "default")
+        ),
         Item("rivals", "gains count only beside rivals that train as long", _of(tables, lambda r: not _is_tiny(r))),
         Item(
             "rivals, their own recipes", "whether ours are as strong as their authors'", _of(tables, _is_rival, "paper")
         ),
-        Item("other systems", "whether ours are as strong as published", _of(REFERENCES, lambda r: True, "paper")),
         Item("parts, as printed", "the printed ablation was never run as it is", _of(printed, lambda r: True, "paper")),
         Item("parts, the rule", "whether the parts bring the same by one rule", _of(parts, lambda r: True, "default")),
         *_ordered(columns, ORDERS[:1]),
@@ -137,14 +151,60 @@ def everything(seeds: int = SEEDS, studies: Sequence[Study] = ()) -> list[Item]:
         Item("Tiny-ImageNet, EDBL", "the same as in the tables", _of(tables, _is_edbl)),
         Item("Tiny-ImageNet", "the same for rivals", _of(tables, lambda r: True)),
         Item("Tiny-ImageNet, rivals, the rule", "the same by the rule", _of(tables, _is_tiny, "default")),
+        Item("Tiny-ImageNet, rivals, better rates", "the same by better rates", _of(better, _is_tiny, "default")),
         Item("Tiny-ImageNet, rivals, their own recipes", "the same by their own", _of(tables, _is_tiny, "paper")),
+        Item("other systems", "whether ours are as strong as published", _of(REFERENCES, lambda r: True, "paper")),
     ]
     tested = [run for item in first for run in item.runs if not run.recipe.data.holdout]  # studies have their seeds
     later = [
         Item(f"seed {seed}", "what one seed says may be chance", [_with_seed(run, seed) for run in tested])
         for seed in range(1, seeds)
     ]
-    return once([*first, *later, *_ordered(columns, ORDERS[1:])])
+    return [
+        item._replace(runs=[_waiting(run, undecided) for run in item.runs])
+        for item in once([*first, *later, *_ordered(columns, ORDERS[1:])])
+    ]
+
+
+def better_rates(study: Study, shelf: Shelf) -> dict[str, float]:
+    """Return the rates that a decided study found better than the rule's, for each method all of whose runs are there.
+
+    The best has the largest sum of CNN and NME over the study's streams; of equals it is the rule's.
+    """
+    sums: dict[str, dict[float | None, float]] = {}
+    for row in study.experiment.rows if study.decision else ():
+        if row.options.keys() <= {RATE}:
+            runs = [run for column in study.experiment.columns for run in shelf.of(recipe_of(column, row))[:1]]
+            there = len(runs) == len(study.experiment.columns)
+            total = sum(sum(run.record.average_incremental_accuracy.values()) for run in runs)
+            rate = float(str(row.options[RATE])) if row.options else None
+            sums.setdefault(row.method, {})[rate] = total if there else nan
+    best = {
+        method: max(found, key=lambda rate: (found[rate], rate is None))
+        for method, found in sums.items()
+        if not any(map(isnan, found.values()))
+    }
+    return {method: rate for method, rate in best.items() if rate is not None}
+
+
+def _with_rates(experiments: Iterable[Experiment], rates: Mapping[str, float]) -> list[Experiment]:
+    """Return experiments with the rows of these methods alone, each with its rate."""
+
+    def changed(row: Row) -> Row:
+        rate = rates[row.method]
+        return replace(row, options={**row.options, RATE: rate}, name=f"{row.name or row.method}-rate-{rate:g}")
+
+    return [replace(e, rows=tuple(changed(row) for row in e.rows if row.method in rates)) for e in experiments]
+
+
+def _waiting(run: Planned, undecided: Sequence[Study]) -> Planned:
+    """Return a run with the first of these studies that may still change what the rule gives it."""
+    ruled = set(run.recipe.by_rule)
+    for study in undecided if ruled and not run.recipe.data.holdout else ():
+        rows = study.experiment.rows
+        if any(row.method == run.recipe.method or ruled & row.options.keys() for row in rows):
+            return replace(run, waits=f"decide {study.path.as_posix()} first")
+    return run
 
 
 def small_scale() -> list[Item]:
@@ -235,7 +295,7 @@ def _entry(item: str, run: Planned, shelf: Shelf, runs: Path, times: "Times", ab
     begun = records.read(folder) if folder.exists() and not is_free(folder) else None
     seconds, machine = times.left(run.recipe, begun.finished if begun else 0)
     other = begun is not None and Recipe.read(folder / RECIPE) != run.recipe
-    obstacle = f"{folder} holds another run" if other else absent(run.recipe.data.name)
+    obstacle = f"{folder} holds another run" if other else run.waits or absent(run.recipe.data.name)
     return Entry(item, run, "unfinished" if begun and not other else "missing", seconds, machine, obstacle=obstacle)
 
 

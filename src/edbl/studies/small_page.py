@@ -11,6 +11,7 @@ from edbl.studies import small
 from edbl.studies.paper import planned
 from edbl.studies.shelf import Shelf
 from edbl.studies.small import Contrast, Stream, Table
+from edbl.text import rounded
 
 CELL = "CNN average and last / NME average and last"
 
@@ -46,7 +47,7 @@ def tuning(shelf: Shelf) -> str:
     for plan in planned(small.tuning(), [0]):
         system, rate = plan.recipe.method, plan.recipe.schedule.lr
         both = shelf.of(plan.recipe)[0].record.average_incremental_accuracy
-        cell = " ".join(f"{100 * both[readout]:.1f}" for readout in READOUTS)
+        cell = " ".join(rounded(100 * both[readout]) for readout in READOUTS)
         rows.setdefault(system, [small.SYSTEMS[system]]).append(f"**{cell}**" if rate == rates[system] else cell)
     return _markdown(["", *(f"rate {rate:g}" for rate in small.CANDIDATES)], rows.values())
 
@@ -82,7 +83,7 @@ def _cells(table: Table, shelf: Shelf) -> str:
     for row in table.rows:
         cells = []
         for stream in table.streams:
-            means = [f"{fmean(numbers):.1f}" for numbers in values(table, row.name, stream, shelf)]
+            means = [rounded(fmean(numbers)) for numbers in values(table, row.name, stream, shelf)]
             cells.append(f"{means[0]} {means[1]} / {means[2]} {means[3]} ({len(stream.columns)})")
         rows.append([row.label, *cells])
     return _markdown(["", *(stream.label for stream in table.streams)], rows)
@@ -110,9 +111,9 @@ def _contrast(table: Table, contrast: Contrast, stream: Stream, shelf: Shelf) ->
 
 def _told(difference: Difference) -> str:
     """Return a difference in points with half of its interval: bold if that is above 0, in italics if below."""
-    half = "" if math.isinf(difference.half) else f"±{difference.half:.1f}"
+    half = "" if math.isinf(difference.half) else f"±{rounded(difference.half)}"
     mark = {-1: "*", 0: "", 1: "**"}[difference.sign]
-    return f"{mark}{difference.mean:+.1f}{half}{mark}"
+    return f"{mark}{rounded(difference.mean, sign='+')}{half}{mark}"
 
 
 def verdict(difference: Difference, expected: Literal["higher", "open"]) -> str:

@@ -25,6 +25,7 @@ TABLES = ("settings", "streams", "candidates")
 class Study:
     """A question, how it is to be answered, and the runs that answer it."""
 
+    path: Path
     name: str
     question: str
     rule: str  # of the choice
@@ -61,7 +62,7 @@ def read(path: Path) -> Study:
         for row in rows:
             if not {**column.settings, **row.options}.get("data.holdout"):
                 raise EdblError(f"study {path}: '{row.label}' on '{column.label}' needs data.holdout above 0")
-    return Study(path.stem, experiment.title, tree.get("rule", ""), tree.get("decision", "").strip(), experiment)
+    return Study(path, path.stem, experiment.title, tree.get("rule", ""), tree.get("decision", "").strip(), experiment)
 
 
 def read_all(folder: Path) -> list[Study]:
