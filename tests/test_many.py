@@ -21,7 +21,8 @@ from edbl.data import datasets
 from edbl.engine import environment
 from edbl.fleet import many
 from edbl.fleet.gpus import Gpus
-from edbl.fleet.many import TRIES, Job, _work, run_many
+from edbl.fleet.jobs import TRIES, Job
+from edbl.fleet.many import _work, run_many
 from edbl.fleet.mps import MPS, shared_gpu
 from edbl.store import lock
 from tests.conftest import Cli

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from edbl import Recipe, records, run
-from edbl.fleet.many import Job, run_many
+from edbl.fleet.jobs import Job
+from edbl.fleet.many import run_many
 from edbl.fleet.turns import Limit, Turns
 from edbl.rule import RULED
 from edbl.studies import pages, queue, small

@@ -14,7 +14,7 @@ from edbl.cli.options import DataDir, Device, Log
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
-    from edbl.fleet.many import Job
+    from edbl.fleet.jobs import Job
     from edbl.recipe import Recipe
 
 
@@ -108,7 +108,7 @@ def layered(given: Mapping[str, object], settings: Mapping[str, object]) -> dict
 def _run(
     recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None, logged: Sequence[str]
 ) -> None:
-    from edbl.fleet.many import jobs_of
+    from edbl.fleet.jobs import jobs_of
     from edbl.logs import logs
 
     jobs = jobs_of(recipes, out)
@@ -121,7 +121,7 @@ def _run(
 
 def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequence[str]) -> None:
     from edbl.engine.folders import is_done
-    from edbl.fleet.many import make
+    from edbl.fleet.jobs import make
 
     is_done(job.folder, job.recipe)  # or something else that is there, and stays
     with stopping.one_run(job.folder, job.recipe.values()) as progress:

@@ -160,8 +160,9 @@ def _make(
     limit: "Limit | None" = None,
 ) -> None:
     """Run what is missing of the plans, batch by batch, and keep it."""
-    from edbl.fleet.many import Job, run_many
+    from edbl.fleet.jobs import Job
     from edbl.fleet.many import at_once as usual
+    from edbl.fleet.many import run_many
 
     plans = {runs / plan.folder: plan for batch in batches for plan in batch if not shelf.has(plan.recipe)}
 
