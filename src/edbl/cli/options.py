@@ -2,11 +2,14 @@
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edbl.errors import EdblError
+
+if TYPE_CHECKING:
+    from edbl.fleet.many import Where
 
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
@@ -17,6 +20,15 @@ Device = Annotated[
 Log = Annotated[
     list[str] | None, typer.Option(help="Log to tensorboard, wandb or mlflow; may be given more than once.")
 ]
+On = Annotated[
+    str | None,
+    typer.Option("--on", help="Make runs on a Ray cluster: auto, HOST:PORT, or local to start one here."),
+]
+Mixed = Annotated[
+    bool, typer.Option("--mixed", help="With --on, take nodes with other versions or GPUs too; records note it.")
+]
+KeepGoing = Annotated[bool, typer.Option("--keep-going/--fail-fast", help="If a run fails, make the others, or stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and their state, and run none.")]
 
 FLAGS = {  # settings that messages name, and the options that set them
     "data.name": "--data",
@@ -61,6 +73,17 @@ def setting(text: str) -> tuple[str, object]:
     # A folder may be named like a date, which TOML has a type for and recipes have not.
     known = isinstance(parsed, bool | int | float | str | list)
     return key.strip(), parsed if known else value.strip()
+
+
+def where(on: str | None, mixed: bool, keep_going: bool = True) -> "Where":
+    """Return where runs are made."""
+    from edbl.fleet.many import Where
+
+    if mixed and on is None:
+        raise EdblError("--mixed is about the nodes of a cluster; give --on, or leave it out")
+    if on is not None and not on.strip():
+        raise EdblError("--on is empty; give auto, local, or HOST:PORT")
+    return Where(on or "", mixed, keep_going)
 
 
 def order(text: str | None) -> str | tuple[str, ...] | None:

@@ -1,6 +1,7 @@
 """A Ray cluster: what is there, which of its nodes may make runs of a list, and where data sets are in its store."""
 
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from edbl.fleet.parcels import as_arrays
 from edbl.text import count
 
 LOCAL = "local"
+PATIENCE = 5  # seconds for a cluster to answer
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 CURRENT = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that `auto` means
 NODE = "ray.io/node-id"  # the label of each node that tells it from others
@@ -118,22 +120,29 @@ def ray_module() -> Any:
         raise EdblError("--on needs Ray: run `pip install 'edbl[ray]'`") from error
 
 
+def stay_here() -> None:
+    """Let Ray use 127.0.0.1 as this machine's address; it would take another one, which others can reach."""
+    import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
+
+
 @contextmanager
 def connected(address: str, mixed: bool, say: Callable[[str], None]) -> Iterator[Cluster]:
     """Connect to a cluster meanwhile, or start one on this machine, which nobody else can reach."""
-    if "://" in address or (address not in ("auto", LOCAL) and not address.rpartition(":")[2].isdecimal()):
+    host, _, port = address.rpartition(":")
+    if address not in ("auto", LOCAL) and (not host or "/" in host or not port.isdecimal()):
         raise EdblError(f"--on {address}: give auto, local, or HOST:PORT of a running cluster of which this is a node")
     ray = ray_module()
-    options = {"address": address, "log_to_driver": False, "logging_level": "error"}
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
-        options |= {"include_dashboard": False}
+        options["include_dashboard"] = False
     if address == LOCAL or _is_here(address):
-        # Ray would put another address of this machine in its place, one that others can reach.
-        import_module("ray._private.ray_constants").ENABLE_RAY_CLUSTER = False  # type: ignore[attr-defined]
-        options |= {"_node_ip_address": "127.0.0.1"}
+        stay_here()
+        options["_node_ip_address"] = "127.0.0.1"
     try:
+        if host:  # Ray would try for minutes
+            socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except (ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
         first = str(error).strip().partition("\n")[0]
         raise EdblError(f"no Ray cluster at {address}: {first}\nstart one, or use --on local") from error
     try:

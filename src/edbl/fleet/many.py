@@ -116,18 +116,6 @@ def _work(
     _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
-def at_once(device: str) -> int:
-    """Return how many runs are made at once if nobody says."""
-    cores, gpus = environment.cores(), environment.gpus(device)
-    return min(SHARING * len(gpus), cores) if gpus else max(1, cores // 2)
-
-
-def divisible(recipe: Recipe) -> bool:
-    """Tell whether a run has the same bits on a part of a GPU as on all of it, as far as `tests.test_gpu` shows."""
-    fused = recipe.net.backbone == "resnet32" and recipe.fused and recipe.precision != "fp32"
-    return fused and recipe.method in DIVISIBLE
-
-
 class Where(NamedTuple):
     """Where runs are made, and whether others go on if one fails."""
 
@@ -137,6 +125,23 @@ class Where(NamedTuple):
 
 
 HERE = Where()
+
+
+def at_once(device: str) -> int:
+    """Return how many runs are made at once if nobody says."""
+    cores, gpus = environment.cores(), environment.gpus(device)
+    return min(SHARING * len(gpus), cores) if gpus else max(1, cores // 2)
+
+
+def side_by_side(jobs: Sequence[Job], wanted: int | None, where: Where) -> int:
+    """Return how many of some runs are made at once; on a cluster, that is for Ray to say unless somebody does."""
+    return min(wanted or (len(jobs) if where.on else at_once(jobs[0].recipe.device)), len(jobs))
+
+
+def divisible(recipe: Recipe) -> bool:
+    """Tell whether a run has the same bits on a part of a GPU as on all of it, as far as `tests.test_gpu` shows."""
+    fused = recipe.net.backbone == "resnet32" and recipe.fused and recipe.precision != "fp32"
+    return fused and recipe.method in DIVISIBLE
 
 
 def run_many(
