@@ -133,7 +133,7 @@ def test_neither_who_gave_runs_there_nor_a_node_that_dies_loses_any(
     (tmp_path / "slowly").touch()
     out, near = tmp_path / "far", tmp_path / "near"
     command = [sys.executable, "-m", "edbl", "run", str(tmp_path / "slow.py"), "--seeds", "2", "--data", "digits"]
-    settings = ["net.backbone=mlp", "schedule.epochs=8", "stream.phases=2", "checkpoint_seconds=0.0"]
+    settings = ["net.backbone=mlp", "schedule.epochs=8", "checkpoint_seconds=0.0"]
     command += ["--preset", "quick", *(word for setting in settings for word in ("--set", setting))]
     folders = [out / f"slow-seed{seed}" for seed in (0, 1)]
     with (tmp_path / "said").open("w") as told:
@@ -192,7 +192,8 @@ def test_data_are_loaded_once_and_code_of_users_fails_as_at_home(
     monkeypatch.setattr("edbl.fleet.dispatch.TRIES", 2)
     for name, text in (("data.py", DATA), ("broken.py", BROKEN), ("fatal.py", FATAL)):
         (tmp_path / name).write_text(text)
-    few = {"net.backbone": "mlp", "schedule.epochs": 1, "stream.phases": 2, "optim.batch": 8, "memory": "total=4"}
+    few = {"net.backbone": "mlp", "schedule.epochs": 1, "optim.batch": 8, "memory": "total=4"}
+    few |= {"stream.protocol": "base-step", "stream.base": 2, "stream.step": 2}
     methods = ("finetune", str(tmp_path / "broken.py"), str(tmp_path / "fatal.py"))
     data = f"{tmp_path / 'data.py'}:make"
     jobs = [
@@ -218,7 +219,8 @@ def test_a_node_with_another_version_is_refused_or_noted(
     monkeypatch.setattr(Versions, "here", lambda: Versions("0.1.0 (bbbbbbbbbbbb)", torch.__version__))
     jobs = [Job(recipe(), tmp_path / "run")]
     odd = r"edbl 0\.1\.0 \(aaaaaaaaaaaa\), not 0\.1\.0 \(bbbbbbbbbbbb\)"
-    with pytest.raises(EdblError, match=f"no node is left: the last one has {odd}\nmake them alike, or use --mixed"):
+    none = f"no node is left: the last one has {odd}\nmake them alike, or set cluster.mixed"
+    with pytest.raises(EdblError, match=none):
         run_many(jobs, 1, Console(), where=Where(two_nodes.address))
     assert capsys.readouterr().out.count("is refused, for it has edbl 0.1.0 (aaaaaaaaaaaa)") >= 1
     [record] = run_many(jobs, 1, QUIET, where=Where(two_nodes.address, mixed=True))
@@ -231,8 +233,8 @@ def test_a_node_with_another_version_is_refused_or_noted(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--on", "ray://head:10001"], "--on ray://head:10001: give auto, local, or HOST:PORT"),
-        (["--on", "somewhere"], "--on somewhere: give auto, local, or HOST:PORT"),
+        (["--on", "ray://head:10001"], "cluster.address (--on) = ray://head:10001: give auto, local, or HOST:PORT"),
+        (["--on", "somewhere"], "cluster.address (--on) = somewhere: give auto, local, or HOST:PORT"),
         (["--on", " "], "--on is empty"),
         (["--mixed"], "--mixed is about the nodes of a cluster; give --on"),
         (["--on", "auto", "--log", "wandb"], "--log wandb writes beside the folder of a run"),
@@ -253,13 +255,13 @@ def test_a_cluster_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
         done = cli("run", "rkd", *QUICK, "--out", tmp_path / "run", "--on", address)
     assert done.code == 2
     assert f"no Ray cluster at {address}: " in done.err
-    assert "use --on local" in done.err
+    assert "let cluster.address (--on) be local" in done.err
 
 
 def test_ray_is_an_extra(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     done = cli("run", "rkd", *QUICK, "--out", tmp_path / "run", "--on", "local")
-    assert (done.code, done.err) == (2, "error: --on needs Ray: run `pip install 'edbl[ray]'`\n")
+    assert (done.code, done.err) == (2, "error: runs on a cluster need Ray: run `pip install 'edbl[ray]'`\n")
 
 
 def test_what_a_run_takes_and_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,13 +312,13 @@ def test_what_is_packed_is_unpacked_and_only_what_is_new(tmp_path: Path) -> None
     (there / "pulse.json").unlink()
     assert_same_files(there, here)
     assert packer.pack() is None
-    (there / "checkpoints" / "task-1.json").unlink()
-    (there / "checkpoints" / "task-7.json").write_text("new")
+    (there / "checkpoints" / "task-4.json").unlink()
+    (there / "checkpoints" / "task-9.json").write_text("new")
     second = packer.pack()
     assert second is not None
-    assert second.files == {"checkpoints/task-7.json": b"new"}
+    assert second.files == {"checkpoints/task-9.json": b"new"}
     unpack(second, here)
-    assert {path.name for path in (here / "checkpoints").iterdir()} == {"task-7.json", "task-1.safetensors"}
+    assert {path.name for path in (here / "checkpoints").iterdir()} == {"task-9.json", "task-4.safetensors"}
     assert pack(tmp_path / "nowhere") == Parcel({}, frozenset())
 
 

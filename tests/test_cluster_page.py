@@ -23,7 +23,6 @@ preset = "quick"
 data.name = "digits"
 net.backbone = "mlp"
 schedule.epochs = 1
-stream.phases = 2
 """
 
 

@@ -31,6 +31,8 @@ KeepGoing = Annotated[bool, typer.Option("--keep-going/--fail-fast", help="If a 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs and their state, and run none.")]
 
 FLAGS = {  # settings that messages name, and the options that set them
+    "cluster.address": "--on",
+    "cluster.mixed": "--mixed",
     "data.name": "--data",
     "data.skip_bad": "--skip-bad",
     "skip_bad": "--skip-bad",

@@ -30,8 +30,7 @@ def run(
     phases: Annotated[int | None, typer.Option(help="Number of phases.")] = None,
     memory: Annotated[str | None, typer.Option(help="total=2000, per_class=20 or none.")] = None,
     order: Annotated[
-        str | None,
-        typer.Option(help="natural, a seed such as 1993, seed (the run's), or a file of classes."),
+        str | None, typer.Option(help="natural, a seed such as 1993, seed (the run's), or a file.")
     ] = None,
     stream: Annotated[
         str | None, typer.Option(help="A stream of your own, as in FILE.py:make, in place of a protocol.")
@@ -42,10 +41,7 @@ def run(
     seeds: Annotated[
         int, typer.Option(help="How many runs of each method, with seeds from --seed on.", min=1, max=10_000)
     ] = 1,
-    at_once: Annotated[
-        int | None,
-        typer.Option(help="Of several runs, how many at a time.", min=1),
-    ] = None,
+    at_once: Annotated[int | None, typer.Option(help="Of several runs, how many at a time.", min=1)] = None,
     preset: Annotated[str | None, typer.Option(help="default, tuned, paper or quick.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE for any key of a recipe.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu.")] = None,

@@ -67,9 +67,9 @@ class Cluster:
             return ""
         if arrived.node not in self.refused:
             self.refused[arrived.node] = odd
-            self.say(f"node {arrived.host} is refused, for it has {odd}; --mixed takes such nodes, and notes it")
+            self.say(f"node {arrived.host} is refused, for it has {odd}")
         if all(node["NodeID"] in self.refused for node in self.nodes()):
-            raise EdblError(f"no node is left: the last one has {odd}\nmake them alike, or use --mixed")
+            raise EdblError(f"no node is left: the last one has {odd}\nmake them alike, or set cluster.mixed")
         return odd
 
     def options(self, device: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def ray_module() -> Any:
     try:
         return import_module("ray")
     except ImportError as error:
-        raise EdblError("--on needs Ray: run `pip install 'edbl[ray]'`") from error
+        raise EdblError("runs on a cluster need Ray: run `pip install 'edbl[ray]'`") from error
 
 
 def stay_here() -> None:
@@ -130,7 +130,7 @@ def connected(address: str, mixed: bool, say: Callable[[str], None]) -> Iterator
     """Connect to a cluster meanwhile, or start one on this machine, which nobody else can reach."""
     host, _, port = address.rpartition(":")
     if address not in ("auto", LOCAL) and (not host or "/" in host or not port.isdecimal()):
-        raise EdblError(f"--on {address}: give auto, local, or HOST:PORT of a running cluster of which this is a node")
+        raise EdblError(f"cluster.address = {address}: give auto, local, or HOST:PORT of a cluster with this machine")
     ray = ray_module()
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": "error"}
     if address == LOCAL:
@@ -142,9 +142,9 @@ def connected(address: str, mixed: bool, say: Callable[[str], None]) -> Iterator
         if host:  # Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
         ray.init(**options)
-    except (ConnectionError, RuntimeError, ValueError, OverflowError, OSError) as error:
+    except (ray.exceptions.RayError, RuntimeError, ValueError, OverflowError, OSError) as error:
         first = str(error).strip().partition("\n")[0]
-        raise EdblError(f"no Ray cluster at {address}: {first}\nstart one, or use --on local") from error
+        raise EdblError(f"no Ray cluster at {address}: {first}\nstart one, or let cluster.address be local") from error
     try:
         cluster = Cluster(ray, mixed, say)
         say(str(cluster))
