@@ -334,10 +334,14 @@ def test_whatever_is_written_before_a_kill_a_run_goes_on_from_it(
 ) -> None:
     written: list[str] = []
     monkeypatch.setattr("edbl.fleet.parcels.write_atomic", lambda path, data: written.append(path.name))
-    names = ["record.json", "checkpoints/task-0.json", "checkpoints/task-0.safetensors", "confusions.npz"]
-    unpack(Parcel(dict.fromkeys(names, b""), frozenset(names)), tmp_path)
-    assert written.index("task-0.safetensors") < written.index("task-0.json") < written.index("record.json")
-    assert written[-1] == "record.json"
+    names = ["record.json", "checkpoints/task-0.json", "checkpoints/task-0.safetensors", "recipe.toml"]
+    parcel = Parcel(dict.fromkeys(names, b""), frozenset(names))
+    unpack(parcel, tmp_path)
+    assert written[0] == "record.json", "a folder with anything else and no record could not go on"
+    written.clear()
+    (tmp_path / "record.json").touch()
+    unpack(parcel, tmp_path)
+    assert written == ["task-0.safetensors", "task-0.json", "recipe.toml", "record.json"]
 
 
 def test_a_data_set_is_the_same_as_arrays() -> None:

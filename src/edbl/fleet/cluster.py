@@ -1,7 +1,9 @@
 """A Ray cluster: what is there, which of its nodes may make runs of a list, and where data sets are in its store."""
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -141,7 +143,8 @@ def connected(address: str, mixed: bool, say: Callable[[str], None]) -> Iterator
     try:
         if host:  # Ray would try for minutes
             socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
-        ray.init(**options)
+        with _own_signals():
+            ray.init(**options)
     except (ray.exceptions.RayError, RuntimeError, ValueError, OverflowError, OSError) as error:
         first = str(error).strip().partition("\n")[0]
         raise EdblError(f"no Ray cluster at {address}: {first}\nstart one, or let cluster.address be local") from error
@@ -151,6 +154,17 @@ def connected(address: str, mixed: bool, say: Callable[[str], None]) -> Iterator
         yield cluster
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep what the command does when it is ended, in place of which Ray has a way of its own."""
+    usual = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():  # only that one may say so
+            signal.signal(signal.SIGTERM, usual)
 
 
 def _is_here(address: str) -> bool:

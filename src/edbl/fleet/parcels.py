@@ -15,6 +15,8 @@ from edbl.pulse import PULSE
 from edbl.records import RECORD
 from edbl.store import LOCK, NEW, TEMPORARY, TENSORS, delete, write_atomic
 
+ENDS = TENSORS, NEW  # of the names of files with tensors
+
 
 class Parcel(NamedTuple):
     """Files of a folder by their path below it, and the paths of all that there are."""
@@ -58,10 +60,11 @@ def pack(folder: Path) -> Parcel:
 def unpack(parcel: Parcel, folder: Path) -> None:
     """Write files into a folder, so that whatever moment this is killed at, a run goes on from what is there.
 
-    Tensors come before the JSON that names their checksum, checkpoints before the record, and those that are no longer
-    there go last.
+    Tensors come before the JSON that names their checksum, and all before the record but the first one, without which a
+    folder is no run. What is no longer there goes last.
     """
-    for name in sorted(parcel.files, key=_turn):
+    new = not (folder / RECORD).exists()
+    for name in sorted(parcel.files, key=lambda name: ((name == RECORD) is not new, not name.endswith(ENDS), name)):
         path = _place(folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, parcel.files[name])
@@ -69,10 +72,6 @@ def unpack(parcel: Parcel, folder: Path) -> None:
     if checkpoints.is_dir():
         there = {path.name for path in checkpoints.iterdir()}
         delete(checkpoints, [name for name in there if f"{CHECKPOINTS}/{name}" not in parcel.names])
-
-
-def _turn(name: str) -> tuple[bool, bool, str]:
-    return name == RECORD, not name.endswith((TENSORS, NEW)), name
 
 
 def _place(folder: Path, name: str) -> Path:
