@@ -2,16 +2,18 @@
 
     OMP_NUM_THREADS=1 python benchmarks/clusters.py --runs 50
 
-Every run is the same work, with a seed of its own. The rate is that of runs that end once eight have: whatever was to
-be started is, by then. The efficiency is that rate over the one process's, for each of two cores.
+Every run is the same work, with a seed of its own. What is measured is of the runs that end once eight have: whatever
+has to start has started by then. Of each way: runs a minute, and the processor time of a run, all processes counted,
+Ray's own too; other work on the machine changes the first far more than the second.
 """
 
 import argparse
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from edbl.fleet.cluster import ray_module, stay_here
 from edbl.fleet.jobs import Job, make
 from edbl.fleet.many import Where, run_many
 
+WAYS = ("one process", "two processes", "two Ray nodes")
 STARTED = 8  # runs after which all that has to start has started
 STORE = 200 * 2**20  # bytes of a node's store
 
@@ -50,13 +53,39 @@ def nodes() -> Iterator[str]:
         cluster.shutdown()
 
 
-def rate(way: str, jobs: list[Job]) -> float:
-    """Make runs, and return how many end in a minute once that has started."""
-    ends: list[float] = []
+class Meter:
+    """Processor time of this process and all below it, those that ended included."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, float] = {os.getpid(): 0.0}
+
+    def look(self) -> float:
+        """Return the seconds so far."""
+        parents, seconds = {}, {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                parents[int(path.parent.name)] = int(fields[1])
+                seconds[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        for pid in sorted(parents):
+            if pid in self._seen or parents[pid] in self._seen:
+                self._seen[pid] = seconds[pid]
+        return sum(self._seen.values())
+
+
+def measure(way: str, jobs: list[Job]) -> tuple[float, float]:
+    """Make runs; return how many end in a minute once all has started, and the processor seconds of each."""
+    meter, over, ends = Meter(), threading.Event(), []
+
+    def watch() -> None:
+        while not over.wait(0.25):
+            meter.look()
 
     def done(_: Job) -> None:
-        ends.append(time.monotonic())
+        ends.append((time.monotonic(), meter.look()))
 
+    watcher = threading.Thread(target=watch)
+    watcher.start()
     quiet = Console(quiet=True)
     if way == "one process":
         for job in jobs:
@@ -67,27 +96,28 @@ def rate(way: str, jobs: list[Job]) -> float:
     else:
         with nodes() as address:
             run_many(jobs, len(jobs), quiet, done=done, where=Where(address))
-    return 60 * (len(ends) - STARTED) / (ends[-1] - ends[STARTED - 1])
+    over.set()
+    watcher.join()
+    (began, before), (ended, after) = ends[STARTED - 1], ends[-1]
+    made = len(ends) - STARTED
+    return 60 * made / (ended - began), (after - before) / made
 
 
 def main() -> None:
-    """Measure each way in turn, and print a table."""
+    """Measure ways in turn, and print a table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", default=WAYS)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print("| way | runs a minute | efficiency | load of the machine |\n|---|---|---|---|", flush=True)
-    for _ in range(given.rounds):
-        alone = 0.0
-        for way, cores in (("one process", 1), ("two processes", 2), ("two Ray nodes", 2)):
-            with tempfile.TemporaryDirectory() as out:
-                jobs = [Job(recipe(k, given.epochs), Path(out) / f"run{k:03}") for k in range(given.runs)]
-                found = rate(way, jobs)
-            alone = alone or found
-            load = os.getloadavg()[0] / (os.cpu_count() or 1)
-            print(f"| {way} | {found:.1f} | {found / cores / alone:.2f} | {load:.1f} |", flush=True)
+    print("| way | runs a minute | processor time of a run, s | load for each core |\n|---|---|---|---|", flush=True)
+    for way in given.ways:
+        with tempfile.TemporaryDirectory() as out:
+            jobs = [Job(recipe(k, given.epochs), Path(out) / f"run{k:03}") for k in range(given.runs)]
+            rate, seconds = measure(way, jobs)
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        print(f"| {way} | {rate:.1f} | {seconds:.2f} | {load:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -178,8 +178,9 @@ def _make(
         over = Over(f"the run ended its process, with {error.code!r}", True)
     try:
         courier.send()
-    finally:
-        queue.put(over)
+    except OSError as error:
+        over = Over(over.error or f"what it wrote last could not be read: {error}")
+    queue.put(over)
 
 
 def _refuse_other_code(errand: Errand, recipe: Recipe) -> None:

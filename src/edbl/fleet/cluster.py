@@ -24,7 +24,12 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 CURRENT = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that `auto` means
 NODE = "ray.io/node-id"  # the label of each node that tells it from others
 KIND = "accelerator_type:"  # what the name of a node's GPU follows among its resources
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+SHARE = int(10_000 / SHARING) / 10_000  # of a GPU; Ray rounds to four digits, and all have to fit
+SETTINGS = {  # of Ray, if nobody else sets them: no reports, no warning of what will be, and patience with slow machines
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_raylet_start_wait_time_s": "120",
+}
 
 
 @dataclass
@@ -53,7 +58,7 @@ class Cluster:
     def demand(self, device: str) -> dict[str, float]:
         """Return what a run takes: the share of a GPU that it would have beside others on one machine, or one CPU."""
         gpu = device.startswith("cuda") or (device == "auto" and self.total("GPU") > 0)
-        return {"num_cpus": 1, "num_gpus": 1 / SHARING if gpu else 0}
+        return {"num_cpus": 1, "num_gpus": SHARE if gpu else 0}
 
     def unlike(self) -> dict[str, str]:
         """Return the nodes whose GPU is of another kind than most, and of which."""
@@ -114,7 +119,7 @@ def usual_kind(nodes: Sequence[Mapping[str, float]]) -> str:
 
 def ray_module() -> Any:
     """Return Ray, which reports nothing to anybody."""
-    for name, value in QUIET.items():
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     try:
         return import_module("ray")
