@@ -25,7 +25,7 @@ CURRENT = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the a
 NODE = "ray.io/node-id"  # the label of each node that tells it from others
 KIND = "accelerator_type:"  # what the name of a node's GPU follows among its resources
 SHARE = int(10_000 / SHARING) / 10_000  # of a GPU; Ray rounds to four digits, and all have to fit
-SETTINGS = {  # of Ray, if nobody else sets them: no reports, no warning of what will be, and patience with slow machines
+SETTINGS = {  # of Ray: no reports, no warning of what will change, and patience with slow machines
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_raylet_start_wait_time_s": "120",
