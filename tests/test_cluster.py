@@ -59,7 +59,6 @@ def recipe(method: str = "rkd", seed: int = 0, memory: str = "total=40", backbon
         "net.backbone": backbone,
         "memory": memory,
         "schedule.epochs": 2,
-        "stream.phases": 2,
         "checkpoint_seconds": 0.0,
     }
     return Recipe.build(method, data="digits", preset="quick", seed=seed, **small)
