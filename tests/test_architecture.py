@@ -58,7 +58,7 @@ LAYERS = {
         "users",
     ],
     "logs": ["config", "engine", "store"],
-    "fleet": ["config", "data", "engine", "logs", "methods", "pulse", "recipe", "records", "store", "users"],
+    "fleet": ["config", "data", "engine", "logs", "methods", "pulse", "recipe", "records", "store", "text", "users"],
     "report": ["metrics", "pulse", "recipe", "records", "store", "text", "users"],
     "studies": [
         "app",

@@ -22,7 +22,8 @@ from edbl.engine import trial
 from edbl.engine.evaluate import outputs
 from edbl.engine.fit import Step, only
 from edbl.engine.progress import Progress
-from edbl.fleet.many import Job, divisible, run_many
+from edbl.fleet.jobs import Job
+from edbl.fleet.many import divisible, run_many
 from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods

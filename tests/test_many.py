@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from edbl import EdblError, Recipe, records, run
 from edbl.data import datasets
 from edbl.engine import environment
 from edbl.fleet import many
+from edbl.fleet.board import Board
 from edbl.fleet.gpus import Gpus
-from edbl.fleet.many import TRIES, Job, _work, run_many
+from edbl.fleet.jobs import TRIES, Job
+from edbl.fleet.many import _work, run_many
 from edbl.fleet.mps import MPS, shared_gpu
 from edbl.store import lock
 from tests.conftest import Cli
@@ -366,7 +369,7 @@ def test_runs_get_parts_of_a_gpu_where_that_changes_no_bits(
     usual = {"method": "rkd", "data.name": "cifar100", "net.backbone": "resnet32"}
     recipes = [Recipe.of({**usual, "seed": seed}) for seed in range(5)] + [Recipe.of({**usual, **changed, "seed": 5})]
     jobs = [Job(recipe, tmp_path / f"run{number}") for number, recipe in enumerate(recipes)]
-    ended = many._ended(jobs, range(6), workers, None, gpus=Gpus([0]), show=lambda place, share: None)
+    ended = many._ended(jobs, workers, None, Gpus([0]), Board(QUIET, ["run"] * 6), None, (), range(6))
     assert dict(ended) == dict.fromkeys(range(6))
     assert seen == [part]
     assert environment.PART not in os.environ
@@ -409,11 +412,33 @@ def test_a_service_that_lets_no_run_have_the_gpu_is_done_without(
 ) -> None:
     tries: list[bool] = []
 
-    def ended(jobs: object, places: list[int], workers: int, data_dir: None, gpus: Gpus, *_: object) -> object:
-        tries.append(gpus.by_service)
-        return [(place, many._NoGpu("gone") if gpus.by_service else None) for place in places]
+    class Pool:  # stands in for the processes, which would need a GPU
+        def __init__(self, *_: object) -> None:
+            pass
 
-    monkeypatch.setattr(many, "_ended", ended)
+        def __enter__(self) -> "Pool":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def submit(self, *_: object) -> Future[None]:
+            tries.append(shared[0].by_service)
+            future: Future[None] = Future()
+            if tries[-1]:
+                future.set_exception(many._NoGpu("gone"))
+            else:
+                future.set_result(None)
+            return future
+
+    shared: list[Gpus] = []
+
+    def gpus(*given: Any) -> Gpus:
+        shared.append(Gpus(*given))
+        return shared[0]
+
+    monkeypatch.setattr(many, "Gpus", gpus)
+    monkeypatch.setattr(many, "ProcessPoolExecutor", Pool)
     run(recipe(), tmp_path / "run")
     assert len(run_many([Job(recipe(), tmp_path / "run")], 1, QUIET)) == 1
     assert tries == [True, False]

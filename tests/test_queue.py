@@ -14,7 +14,8 @@ import pytest
 from rich.console import Console
 
 from edbl import Recipe, records, run
-from edbl.fleet.many import Job, run_many
+from edbl.fleet.jobs import Job
+from edbl.fleet.many import run_many
 from edbl.fleet.turns import Limit, Turns
 from edbl.records import Record
 from edbl.rule import RULED

@@ -16,7 +16,8 @@ from edbl.data import datasets
 from edbl.data.stream import Stream
 from edbl.engine.checkpoint import Checkpoints
 from edbl.fleet import starts
-from edbl.fleet.many import Job, run_many
+from edbl.fleet.jobs import Job
+from edbl.fleet.many import run_many
 from tests.test_contract import CPU, METHODS, Killed, Killer, last_state, learner_of
 from tests.vectors import same
 

@@ -338,7 +338,7 @@ def test_beginning_anew_loses_nothing_that_cannot_be_begun(
     run(planned(pages.find("curve"), [0])[0].recipe, begun)
     with lock(begun):
         locked = cli("reproduce", "curve", "--no-resume", *places)
-    assert (locked.code, "another process is working" in locked.err) == (2, True)
+    assert (locked.code, "another process is working" in locked.err) == (75, True)
 
     def missing(*_: object, **__: object) -> None:
         raise EdblError("no such data")

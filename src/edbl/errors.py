@@ -19,6 +19,10 @@ class Diverged(EdblError):
     """Training led nowhere; the same again would too."""
 
 
+class Busy(EdblError):
+    """Another process has it now; later it may be free."""
+
+
 class Unnamed(EdblError):
     """A file from somewhere names files with code, which would run if they were read, and nobody else has named them.
 

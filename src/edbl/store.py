@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from edbl.config import Unfit, fit
-from edbl.errors import EdblError
+from edbl.errors import Busy, EdblError
 
 if TYPE_CHECKING:  # torch takes a second, and whoever only reads records needs none
     from torch import Tensor
@@ -406,7 +406,7 @@ def lock(folder: Path, links: bool = False) -> Iterator[None]:
         except OSError as error:
             if error.errno in NO_LOCKS:
                 raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
-            raise EdblError(f"another process is working in {folder}; wait for it to end") from error
+            raise Busy(f"another process is working in {folder}; wait for it to end") from error
         yield
 
 

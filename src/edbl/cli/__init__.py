@@ -17,18 +17,19 @@ import typer
 from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal, tuning, watching
 from edbl.cli.examples import PANELS, epilog
 from edbl.cli.options import with_flags
-from edbl.errors import EdblError
+from edbl.errors import Busy, EdblError
 
 # How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
 # over, where other processes want the cores too; shorter costs nothing where none does.
 SPINS = "2000"
+LATER = 75  # the exit code that batch systems have for what may be tried again later
 ALLOCATOR = "DefaultCPUAllocator"  # which PyTorch names where there is no memory
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 
 def main() -> None:
-    """Run the command line; errors a user can mend are one message and exit code 2."""
+    """Run the command line; errors a user can mend are one message and exit code 2, or 75 if waiting mends them."""
     stopping.told = False
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
@@ -51,7 +52,7 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     except EdblError as error:
         terminal.complain(with_flags(str(error)))
-        sys.exit(2)
+        sys.exit(LATER if isinstance(error, Busy) else 2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
         where = f" ({error.filename})" if error.filename else ""
         terminal.complain(f"{error.strerror or error}{where}")

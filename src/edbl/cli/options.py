@@ -3,11 +3,14 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edbl.errors import EdblError
+
+if TYPE_CHECKING:
+    from edbl.fleet.many import Where
 
 
 def choice(*names: str, help: str, flags: Sequence[str] = ()) -> Any:
@@ -70,8 +73,21 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting of `edbl list options`; may be repeated."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on", help="Run on a Ray cluster: auto, HOST:PORT, or local to start one here. Default: none."
+    ),
+]
+Mixed = Annotated[
+    bool, typer.Option("--mixed", help="With --on, use nodes with other versions or GPUs too; records note it.")
+]
+KeepGoing = Annotated[bool, typer.Option("--keep-going/--fail-fast", help="If a run fails, make the others, or stop.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with their state, and run none.")]
 
 FLAGS = {  # settings that messages name, and the options that set them
+    "cluster.address": "--on",
+    "cluster.mixed": "--mixed",
     "data.name": "--data",
     "data.skip_bad": "--skip-bad",
     "skip_bad": "--skip-bad",
@@ -114,6 +130,17 @@ def setting(text: str) -> tuple[str, object]:
     # A folder may be named like a date, which TOML has a type for and recipes have not.
     known = isinstance(parsed, bool | int | float | str | list)
     return key.strip(), parsed if known else value.strip()
+
+
+def where(on: str | None, mixed: bool, keep_going: bool = True) -> "Where":
+    """Return where runs are made."""
+    from edbl.fleet.many import Where
+
+    if mixed and on is None:
+        raise EdblError("--mixed is about the nodes of a cluster; give --on, or leave it out")
+    if on is not None and not on.strip():
+        raise EdblError("--on is empty; give auto, local, or HOST:PORT")
+    return Where(on or "", mixed, keep_going)
 
 
 def order(text: str | None) -> str | tuple[str, ...] | None:

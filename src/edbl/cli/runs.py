@@ -10,11 +10,27 @@ import typer
 from rich.markup import escape
 
 from edbl.cli import models, options, stopping, terminal
-from edbl.cli.options import Data, DataDir, Device, Log, Memory, Preset, Protocol, RecipeFile, Settings, Tasks
+from edbl.cli.options import (
+    Data,
+    DataDir,
+    Device,
+    DryRun,
+    KeepGoing,
+    Log,
+    Memory,
+    Mixed,
+    On,
+    Preset,
+    Protocol,
+    RecipeFile,
+    Settings,
+    Tasks,
+)
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
-    from edbl.fleet.many import Job
+    from edbl.fleet.jobs import Job
+    from edbl.fleet.many import Where
     from edbl.recipe import Recipe
 
 
@@ -67,6 +83,10 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Output folder, new or with earlier runs. Default: runs/NAME.")
     ] = None,
+    dry_run: DryRun = False,
+    keep_going: KeepGoing = True,
+    on: On = None,
+    mixed: Mixed = False,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -88,7 +108,7 @@ def run(
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
     seeded = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
-    _run(seeded, out, at_once, data_dir, log or [])
+    _run(seeded, out, at_once, data_dir, log or [], options.where(on, mixed, keep_going), dry_run)
 
 
 def _recipes(
@@ -119,22 +139,52 @@ def layered(given: Mapping[str, object], settings: Mapping[str, object]) -> dict
 
 
 def _run(
-    recipes: "list[Recipe]", out: Path | None, workers: int | None, data_dir: Path | None, logged: Sequence[str]
+    recipes: "list[Recipe]",
+    out: Path | None,
+    workers: int | None,
+    data_dir: Path | None,
+    logged: Sequence[str],
+    where: "Where",
+    dry_run: bool,
 ) -> None:
-    from edbl.fleet.many import jobs_of
+    from edbl.fleet.jobs import jobs_of
     from edbl.logs import logs
 
     jobs = jobs_of(recipes, out)
     logs(logged)  # what is missing for them is said at once
-    if len(jobs) == 1:
+    if where.on and (lost := sorted(set(logged) - {"tensorboard"})):
+        raise EdblError(f"--log {lost[0]} writes beside the folder of a run, and --on brings back what is in it alone")
+    if dry_run:
+        _show_plan(jobs)
+    elif len(jobs) == 1 and not where.on:
         _run_one(jobs[0], out, data_dir, logged)
     else:
-        _run_many(jobs, out, workers, data_dir, logged)
+        _run_many(jobs, out, workers, data_dir, logged, where)
+
+
+def _show_plan(jobs: "list[Job]") -> None:
+    """List runs with their state, and where they have their first task from."""
+    from edbl.engine.folders import is_done
+    from edbl.fleet import starts
+    from edbl.records import RECORD
+    from edbl.text import count
+
+    shared = {place: first for first, others in starts.waiting(jobs, range(len(jobs))).items() for place in others}
+    table = terminal.table("run", "seed", "state", "first task")
+    states = []
+    for place, job in enumerate(jobs):
+        done = is_done(job.folder, job.recipe)
+        states.append("done" if done else "unfinished" if (job.folder / RECORD).exists() else "missing")
+        start = f"from {jobs[shared[place]].folder}" if place in shared else ""
+        table.add_row(escape(str(job.folder)), str(job.recipe.seed), states[-1], escape(start))
+    terminal.show(table)
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("done", "unfinished", "missing"))
+    terminal.tell(f"{count(jobs, 'run')}: {counts}")
 
 
 def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequence[str]) -> None:
     from edbl.engine.folders import is_done
-    from edbl.fleet.many import make
+    from edbl.fleet.jobs import make
 
     is_done(job.folder, job.recipe)  # or something else that is there, and stays
     with stopping.one_run(job.folder, job.recipe.values()) as progress:
@@ -143,20 +193,28 @@ def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequen
 
 
 def _run_many(
-    jobs: "list[Job]", out: Path | None, workers: int | None, data_dir: Path | None, logged: Sequence[str]
+    jobs: "list[Job]",
+    out: Path | None,
+    workers: int | None,
+    data_dir: Path | None,
+    logged: Sequence[str],
+    where: "Where",
 ) -> None:
-    from edbl.fleet.many import at_once, run_many
+    from edbl.fleet.many import run_many, side_by_side
 
     done = set()
+    page = Path("runs") if len(jobs) > 1 else jobs[0].folder
     try:
         with stopping.many_runs():
-            workers = min(workers or at_once(jobs[0].recipe.device), len(jobs))
-            run_many(jobs, workers, terminal.console, data_dir, lambda job: done.add(job.folder), logged=logged)
+            number = side_by_side(jobs, workers, where)
+            run_many(
+                jobs, number, terminal.console, data_dir, lambda job: done.add(job.folder), logged=logged, where=where
+            )
     except EdblError:
         if done:
-            _show([job.folder for job in jobs if job.folder in done], out, Path("runs"))
+            _show([job.folder for job in jobs if job.folder in done], out, page)
         raise
-    _show([job.folder for job in jobs], out, Path("runs"))
+    _show([job.folder for job in jobs], out, page)
 
 
 def _show(folders: Sequence[Path], out: Path | None, otherwise: Path) -> None:

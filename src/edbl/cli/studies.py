@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markdown import Markdown
 
-from edbl.cli import stopping, terminal
-from edbl.cli.options import DataDir
-from edbl.errors import EdblError, command
+from edbl.cli import options, stopping, terminal
+from edbl.cli.options import DataDir, DryRun, KeepGoing, Mixed, On
+from edbl.errors import Busy, EdblError, command
 
 if TYPE_CHECKING:
+    from edbl.fleet.many import Where
     from edbl.fleet.turns import Limit
     from edbl.studies.paper import Experiment, Planned
     from edbl.studies.queue import Entry, Item
@@ -76,9 +77,10 @@ def reproduce(
     ] = None,
     only: Annotated[str | None, typer.Option(metavar="A,B", help="Run these methods only.")] = None,
     data: Annotated[str | None, typer.Option(help="Run this data set only.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="List the runs and how long they take, and run none.")
-    ] = False,
+    dry_run: DryRun = False,
+    keep_going: KeepGoing = True,
+    on: On = None,
+    mixed: Mixed = False,
     minutes: Annotated[
         float | None, typer.Option(help="Stop after so many minutes; the same command continues later.")
     ] = None,
@@ -98,6 +100,7 @@ def reproduce(
     from edbl.studies.study import read_all
 
     end = _end(minutes, resume)
+    where = options.where(on, mixed, keep_going)
     shelf = Shelf(results)
     if name == queue.ALL:
         found = None
@@ -112,9 +115,9 @@ def reproduce(
         _show_queue(_entries(items, shelf, runs, data_dir))
         return
     if found is None or minutes is not None:
-        _work_off(items, shelf, runs, at_once, resume, data_dir, end)
+        _work_off(items, shelf, runs, at_once, resume, data_dir, where, end)
     else:
-        _make([[run for item in items for run in item.runs]], shelf, runs, at_once, resume, data_dir)
+        _make([[run for item in items for run in item.runs]], shelf, runs, at_once, resume, data_dir, where)
     if found is not None:
         _show(found, shelf, runs)
     if scale == "small" and not small.RATES and (rates := small.chosen(shelf)):
@@ -140,6 +143,10 @@ def study(
     at_once: Annotated[
         int | None, typer.Option(help="How many runs at a time. Default: what fits the device.", min=1)
     ] = None,
+    dry_run: DryRun = False,
+    keep_going: KeepGoing = True,
+    on: On = None,
+    mixed: Mixed = False,
     resume: Annotated[bool, typer.Option(help="Continue unfinished runs, or start them again.")] = True,
     runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/studies"),
     results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
@@ -147,11 +154,17 @@ def study(
 ) -> None:
     """Run what is missing of a study on held-out training images, and compare its candidates."""
     from edbl.studies.paper import planned
+    from edbl.studies.queue import Item
     from edbl.studies.shelf import Shelf
     from edbl.studies.study import read
 
+    where = options.where(on, mixed, keep_going)
     found, shelf = read(file), Shelf(results)
-    _make([planned(found.experiment, range(seeds))], shelf, runs, at_once, resume, data_dir)
+    plan = planned(found.experiment, range(seeds))
+    if dry_run:
+        _show_queue(_entries([Item(found.name, found.question, plan)], shelf, runs, data_dir))
+        return
+    _make([plan], shelf, runs, at_once, resume, data_dir, where)
     _show(found.experiment, shelf, runs)
     for title, text in (("rule", found.rule), ("decision", found.decision)):
         if text:
@@ -165,11 +178,12 @@ def _make(
     at_once: int | None,
     resume: bool,
     data_dir: Path | None,
+    where: "Where",
     limit: "Limit | None" = None,
 ) -> None:
     """Run what is missing of the plans, batch by batch, and keep it."""
-    from edbl.fleet.many import Job, run_many
-    from edbl.fleet.many import at_once as usual
+    from edbl.fleet.jobs import Job
+    from edbl.fleet.many import run_many, side_by_side
 
     plans = {runs / plan.folder: plan for batch in batches for plan in batch if not shelf.has(plan.recipe)}
 
@@ -182,13 +196,16 @@ def _make(
         for batch in batches:
             jobs = [Job(plan.recipe, runs / plan.folder) for plan in batch if runs / plan.folder in plans]
             if jobs:
-                workers = min(at_once or usual("auto"), len(jobs))
+                workers = side_by_side(jobs, at_once, where)
                 try:
-                    run_many(jobs, workers, terminal.console, data_dir, done, otherwise, not resume, limit)
+                    run_many(jobs, workers, terminal.console, data_dir, done, otherwise, not resume, limit, (), where)
                 except EdblError as error:
-                    failed.append(str(error))
+                    failed.append(error)
+                    if not where.keep_going:
+                        break
     if failed:
-        raise EdblError("\n".join(failed))
+        kind = Busy if all(isinstance(error, Busy) for error in failed) else EdblError
+        raise kind("\n".join(map(str, failed)))
 
 
 def _show(experiment: "Experiment", shelf: "Shelf", runs: Path) -> None:
@@ -223,6 +240,7 @@ def _work_off(
     at_once: int | None,
     resume: bool,
     data_dir: Path | None,
+    where: "Where",
     end: float | None,
 ) -> None:
     """Run what is missing of a queue, in order, until the time is over."""
@@ -236,8 +254,8 @@ def _work_off(
     if end is not None:
         limit = Limit(end, queue.in_time(entries, runs, end - time.monotonic()))
     try:
-        gpu = environment.pick_device("auto").type == "cuda"
-        _make(queue.batches(entries, gpu), shelf, runs, at_once, resume, data_dir, limit)
+        gpu = not where.on and environment.pick_device("auto").type == "cuda"
+        _make(queue.batches(entries, gpu), shelf, runs, at_once, resume, data_dir, where, limit)
     finally:
         terminal.tell(_summary(_entries(items, shelf, runs, data_dir)))
 

@@ -5,7 +5,8 @@ import math
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -120,6 +121,8 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
 
     ``data_dir`` is where the files of named data sets lie. ``image_size`` and ``skip_bad`` are for folders only.
     """
+    if (held := _held.get((name, image_size, skip_bad))) is not None:
+        return held
     if is_folder(name):
         return load_folder(download.at_home(Path(name)), image_size=image_size, skip_bad=skip_bad)
     if image_size:
@@ -136,6 +139,19 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
         return found.load(folder)
     except Wrong as error:
         raise EdblError(f"{error}\ndelete it and run {download.fetch_command(name, folder)}") from error
+
+
+_held: dict[tuple[str, int, bool], Dataset] = {}  # what need not be loaded, by the arguments of `load`
+
+
+@contextmanager
+def holding(name: str, image_size: int, skip_bad: bool, dataset: Dataset) -> Iterator[None]:
+    """Let `load` return a data set meanwhile that another process loaded."""
+    _held[name, image_size, skip_bad] = dataset
+    try:
+        yield
+    finally:
+        del _held[name, image_size, skip_bad]
 
 
 def load_cifar10(folder: Path) -> Dataset:

@@ -52,10 +52,14 @@ def is_done(folder: Path, recipe: Recipe, otherwise: str = "use another folder")
     return found.status == "done"
 
 
-def taken(folder: Path) -> EdblError:
+class Taken(EdblError):
+    """A folder holds something already."""
+
+
+def taken(folder: Path) -> Taken:
     """Return the error for a folder that holds something else already."""
     instead = f"{command('resume', folder)} or " if (folder / records.RECORD).exists() else ""
-    return EdblError(f"output folder {folder} exists already; use {instead}another folder")
+    return Taken(f"output folder {folder} exists already; use {instead}another folder")
 
 
 def changed_since(folder: Path, key: str, values: Mapping[str, object]) -> EdblError:

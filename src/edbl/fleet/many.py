@@ -16,47 +16,40 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
 from torch import Tensor
 
 from edbl import records, users
 from edbl.data import datasets
 from edbl.engine import environment
-from edbl.engine.folders import default_folder, is_done, plain, runs_in
-from edbl.engine.progress import Count, Progress
-from edbl.engine.run import resume, run
-from edbl.errors import Crashed, EdblError
+from edbl.engine.folders import is_done
+from edbl.engine.progress import Count
+from edbl.errors import Busy, Crashed, EdblError
 from edbl.fleet import starts
+from edbl.fleet.board import Board
+from edbl.fleet.cluster import connected
+from edbl.fleet.dispatch import ended_on
 from edbl.fleet.gpus import Gpus
+from edbl.fleet.jobs import SHARING, TRIES, Ended, Job, Stopped, make, names
 from edbl.fleet.turns import Limit, Turns
-from edbl.logs import logs
 from edbl.pulse import waiting
 from edbl.recipe import Recipe
 from edbl.records import Record
 from edbl.store import lock, scratch
 
 REFRESH = 0.5  # seconds between looks at the runs
-TRIES = 3  # times that runs begin or go on, while processes are killed
 # Methods whose bits are the same on a part of a GPU (`tests.test_gpu`). Of others, cuDNN or cuBLAS computes much.
 DIVISIBLE = (
     "bic", "der-net", "edbl", "eeil", "er", "finetune", "gem", "ib", "icarl", "iib", "iib-kd", "joint", "lucir", "lwf",
     "lwf-mc", "re-mkd", "remix", "remix-kd", "rkd", "ssil", "vanilla-mkd", "wa",
 )  # fmt: skip
-
-
-class Job(NamedTuple):
-    """A run to make, and where it goes."""
-
-    recipe: Recipe
-    folder: Path
 
 
 class _Shared(Count):
@@ -76,8 +69,7 @@ class _NoGpu(RuntimeError):
     """The GPU that the others have is not there for this process."""
 
 
-class _Stopped(RuntimeError):
-    """The time was over before the run was."""
+KILLED = (BrokenProcessPool, _NoGpu)  # of which a run may fail once, and not the next time
 
 
 _shares: "ctypes.Array[ctypes.c_double]"  # of each job that is done; set in each worker process
@@ -124,41 +116,26 @@ def _work(
     _shares[place] = 1.0  # also where nothing was left to do, or a phase was
 
 
-def make(
-    job: Job,
-    data_dir: Path | None,
-    progress: Progress,
-    start: starts.Start | None = None,
-    logged: Sequence[str] = (),
-) -> None:
-    """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
-    if (job.folder / records.RECORD).exists():
-        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
-    else:
-        run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
+class Where(NamedTuple):
+    """Where runs are made, and whether others go on if one fails."""
+
+    on: str = ""  # the address of a Ray cluster; this machine if empty
+    mixed: bool = False  # its nodes may be unlike each other
+    keep_going: bool = True
 
 
-def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
-    """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
-
-    One alone goes to ``out`` itself, unless that has runs below it.
-    """
-    if out and (out / records.RECORD).exists() and len(recipes) > 1:
-        raise EdblError(f"output folder {out} is that of one run; use another one for several")
-    if out and len(recipes) == 1 and not runs_in(out):
-        return [Job(recipes[0], out)]
-    names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
-    pairs = zip(recipes, names, strict=True)
-    jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
-    if len({job.folder for job in jobs}) < len(jobs):
-        raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
-    return jobs
+HERE = Where()
 
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
     cores, gpus = environment.cores(), environment.gpus(device)
-    return min(6 * len(gpus), cores) if gpus else max(1, cores // 2)
+    return min(SHARING * len(gpus), cores) if gpus else max(1, cores // 2)
+
+
+def side_by_side(jobs: Sequence[Job], wanted: int | None, where: Where) -> int:
+    """Return how many of some runs are made at once; on a cluster, that is for Ray to say unless somebody does."""
+    return min(wanted or (len(jobs) if where.on else at_once(jobs[0].recipe.device)), len(jobs))
 
 
 def divisible(recipe: Recipe) -> bool:
@@ -177,61 +154,90 @@ def run_many(
     anew: bool = False,
     limit: Limit | None = None,
     logged: Sequence[str] = (),
+    where: Where = HERE,
 ) -> list[Record]:
     """Make all runs that are not done, ``workers`` at a time, going on with those begun; return all records.
 
     ``done`` is called with each run as it ends well. ``otherwise`` is what to do about a folder with another run.
     ``anew`` makes all of them again, from their beginning. With a ``limit``, runs that would not end in time do not
     begin, those that did not are stopped, so that they can go on, and the records are of those that are done.
-    ``logged`` are names of logs. A run that fails does not stop the others; that it failed is raised at the end. A
-    process that is killed may take others with it, and the service that shares the GPU: their runs go on in new ones.
+    ``logged`` are names of logs. A run that fails does not stop the others, unless ``where`` says so; that it failed is
+    raised at the end. A process that is killed may take others with it, and the service that shares the GPU: their runs
+    go on in new ones. A run that another process has is left to it, and looked at once more at the end.
     """
     _check_data(
         [job.recipe.data.name for job in jobs if anew or not is_done(job.folder, job.recipe, otherwise)], data_dir
     )
     _remove(jobs if anew else [])
-    names = _names(jobs)
+    results = _Results(jobs, console, done, where.keep_going)
+    with waiting(_titled(jobs)), ExitStack() as stack:
+        ends: Callable[[Collection[int]], Ended]
+        if where.on:
+            cluster = stack.enter_context(connected(where.on, where.mixed, results.say))
+            ends = partial(ended_on, cluster, jobs, workers, data_dir, results.board, limit, logged)
+        else:
+            gpus = Gpus(environment.gpus(jobs[0].recipe.device), results.say)
+            ends = partial(_ended, jobs, workers, data_dir, gpus, results.board, limit, logged)
+        stack.enter_context(results.board)
+        results.collect(ends)
+    return results.records()
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    gpus = Gpus(environment.gpus(jobs[0].recipe.device), say)
-    failed: dict[int, BaseException] = {}
-    well: list[int] = []
-    crashes: list[str] = []
-    left: Collection[int] = range(len(jobs))
-    with waiting(_titled(jobs)), _bars(console) as bars:
-        shown = [bars.add_task(name, total=1.0) for name in names]
+class _Results:
+    """How the runs of a list ended."""
 
-        def show(place: int, share: float) -> None:
-            bars.update(shown[place], completed=share)
+    def __init__(self, jobs: Sequence[Job], console: Console, done: Callable[[Job], None], keep_going: bool) -> None:
+        self.jobs, self.console, self.done, self.keep_going = jobs, console, done, keep_going
+        self.names = names(jobs)
+        self.board = Board(console, self.names)
+        self.well: list[int] = []
+        self.failed: dict[int, BaseException] = {}
+        self.crashes: list[str] = []
 
+    def say(self, text: str) -> None:
+        """Print a line above the table."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def collect(self, ends: Callable[[Collection[int]], Ended]) -> None:
+        """Let runs be made, and those once more whose processes were killed, or that another process had."""
+        left: Collection[int] = range(len(self.jobs))
         for _ in range(TRIES):
-            broken: dict[int, BaseException] = {}
-            for place, error in _ended(jobs, left, workers, data_dir, gpus, show, limit, logged):
-                if error is None:
-                    done(jobs[place])
-                    well.append(place)
-                elif isinstance(error, EdblError):
-                    failed[place] = error
-                elif not isinstance(error, _Stopped):
-                    broken[place] = error
-                say(f"{jobs[place].folder}: {_told(error, crashes)}")
-            left = broken
-            gpus.by_service = not any(isinstance(error, _NoGpu) for error in broken.values())
-            if not any(isinstance(error, BrokenProcessPool | _NoGpu) for error in broken.values()):
-                break
-    failed |= broken
-    if failed:
-        listed = ", ".join(names[place] for place in sorted(failed))
-        others = "; the others are done" if len(failed) < len(jobs) else ""
-        raise EdblError(f"{len(failed)} of {len(jobs)} runs failed: {listed}{others}")
-    return [records.read(jobs[place].folder) for place in sorted(well)]
+            before = len(self.well)
+            with closing(ends(left)) as ended:
+                for place, error in ended:
+                    self._take(place, error)
+                    if not self.keep_going and place in self.failed and not isinstance(error, (*KILLED, Busy)):
+                        return
+            left = [
+                k for k, error in self.failed.items() if isinstance(error, Busy) or not isinstance(error, EdblError)
+            ]
+            killed = any(isinstance(self.failed[place], KILLED) for place in left)
+            busy = any(isinstance(self.failed[place], Busy) for place in left)
+            if not killed and not (busy and len(self.well) > before):
+                return
 
+    def _take(self, place: int, error: BaseException | None) -> None:
+        self.failed.pop(place, None)
+        if error is None:
+            self.done(self.jobs[place])
+            self.well.append(place)
+        elif not isinstance(error, Stopped):
+            self.failed[place] = error
+        told = _told(error, self.crashes)
+        left = isinstance(error, Stopped | Busy)
+        self.board.end(place, "done" if error is None else "left" if left else "failed", told if error else "")
+        self.say(f"{self.jobs[place].folder}: {told}")
 
-def _bars(console: Console) -> RichProgress:
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
-    return RichProgress(*columns, console=console, disable=not console.is_terminal)
+    def records(self) -> list[Record]:
+        """Return the records of those that are done, unless some are not that should be."""
+        failed = sorted(place for place, error in self.failed.items() if not isinstance(error, Busy))
+        rest = "; the others are done" if 0 < len(self.well) == len(self.jobs) - len(self.failed) else ""
+        if failed:
+            listed = ", ".join(self.names[place] for place in failed)
+            raise EdblError(f"{len(failed)} of {len(self.jobs)} runs failed: {listed}{rest}")
+        if self.failed:
+            raise Busy(f"{len(self.failed)} of {len(self.jobs)} runs are with other processes{rest}")
+        return [records.read(self.jobs[place].folder) for place in sorted(self.well)]
 
 
 def _titled(jobs: Sequence[Job]) -> list[tuple[Path, str]]:
@@ -254,21 +260,21 @@ def _told(error: BaseException | None, crashes: list[str]) -> str:
     if isinstance(error, Crashed):
         crashes.append(str(error).rpartition("\n")[0])  # without how the run can go on
         return "crashed in the same way" if crashes[-1] in crashes[:-1] else str(error)
-    if isinstance(error, EdblError | BrokenProcessPool | _NoGpu | _Stopped):
+    if isinstance(error, EdblError | BrokenProcessPool | _NoGpu | Stopped):
         return str(error)
     return "".join(traceback.format_exception(error)).rstrip()
 
 
 def _ended(
     jobs: Sequence[Job],
-    places: Collection[int],
     workers: int,
     data_dir: Path | None,
     gpus: Gpus,
-    show: Callable[[int, float], None],
-    limit: Limit | None = None,
-    logged: Sequence[str] = (),
-) -> Iterator[tuple[int, BaseException | None]]:
+    board: Board,
+    limit: Limit | None,
+    logged: Sequence[str],
+    places: Collection[int],
+) -> Ended:
     """Make the runs at ``places``, and yield each as it ends, with what it failed of."""
     context = multiprocessing.get_context("spawn")
     shares = context.RawArray("d", len(jobs))  # without a lock, which a process that is killed might hold for ever
@@ -281,7 +287,7 @@ def _ended(
         scratch() as kept,
         ProcessPoolExecutor(workers, context, _begin, (shares, threads, note)) as pool,
     ):
-        turns = Turns(jobs, places, _names(jobs), kept, limit)
+        turns = Turns(jobs, places, names(jobs), kept, limit)
 
         def submit(place: int, start: starts.Start | None) -> None:
             recipe, folder = jobs[place]
@@ -300,15 +306,18 @@ def _ended(
                 if not running:
                     return
                 ended = wait(running, REFRESH, FIRST_COMPLETED).done
-                for place in places:
-                    show(place, shares[place])
+                for place in running.values():
+                    board.run(place, shares[place])
+                for place in turns.left:
+                    board.wait(place, turns.why(place))
                 for future in ended:
                     turns.ended(running[future])
+                    gpus.by_service &= not isinstance(future.exception(), _NoGpu)
                     yield running.pop(future), future.exception()
                 if limit is not None and limit.left <= 0:
                     _terminate(others)
                     for place in running.values():
-                        yield place, _Stopped("stopped, as the time is over; it can go on")
+                        yield place, Stopped("stopped, as the time is over; it can go on")
                     return
         except BaseException:  # such as Ctrl-C; the pool would wait for all runs
             _terminate(others)
@@ -333,12 +342,6 @@ def _deaf_children() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-def _names(jobs: Sequence[Job]) -> list[str]:
-    """Return short names that tell runs apart."""
-    parts = 1 if len({job.folder.parent for job in jobs}) == 1 else 2
-    return [str(Path(*job.folder.parts[-parts:])) for job in jobs]
 
 
 def _check_data(wanted: Sequence[str], data_dir: Path | None) -> None:

@@ -37,6 +37,7 @@ class Turns:
         self._over: set[int] = set()
         self._first: dict[int, int] = {}  # the run that trains another's first task
         self._starts: dict[int, starts.Start] = {}  # of such runs
+        self._kept: set[int] = set()  # those of them that have learnt it
         self._share()
 
     def _share(self) -> None:
@@ -48,19 +49,26 @@ class Turns:
 
     def next(self) -> tuple[int, starts.Start | None] | None:
         """Return a run that may begin now, and the first task that it keeps for others or takes."""
-        kept = {first for first in self._first.values() if self._starts[first].is_kept()}
+        firsts = set(self._first.values()) - self._kept
+        self._kept |= {first for first in firsts if self._starts[first].is_kept()}
         for place in list(self.left):
             first = self._first.get(place, place)
-            if first != place and first not in kept | self._over:
+            if first != place and first not in self._kept | self._over:
                 continue
             self.left.remove(place)
             if self._is_late(place):
                 self._leave(place)
-            elif first in kept or first == place:
+            elif first in self._kept or first == place:
                 return place, self._starts.get(first)
             else:  # that one failed before it had learnt it
                 return place, None
         return None
+
+    def why(self, place: int) -> str:
+        """Return what a run waits for that has not begun."""
+        first = self._first.get(place, place)
+        by_another = first not in {place, *self._kept, *self._over}
+        return f"for its first task, which {self.names[first]} trains" if by_another else "for its turn"
 
     def ended(self, place: int) -> None:
         """Take note that a run ended, well or not."""

@@ -1,0 +1,72 @@
+"""A run of a list: its recipe, its folder, and how it is made or goes on."""
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from edbl import records
+from edbl.engine.folders import Taken, default_folder, plain, runs_in
+from edbl.engine.progress import Progress
+from edbl.engine.run import resume, run
+from edbl.errors import EdblError
+from edbl.fleet import starts
+from edbl.logs import logs
+from edbl.recipe import Recipe
+
+TRIES = 3  # times that runs begin or go on, while processes are killed
+SHARING = 6  # runs that share a GPU
+
+Ended = Generator[tuple[int, BaseException | None]]  # runs by number as they end, each with what it failed of
+
+
+class Stopped(RuntimeError):
+    """The time was over before the run was."""
+
+
+class Job(NamedTuple):
+    """A run to make, and where it goes."""
+
+    recipe: Recipe
+    folder: Path
+
+
+def make(
+    job: Job,
+    data_dir: Path | None,
+    progress: Progress,
+    start: starts.Start | None = None,
+    logged: Sequence[str] = (),
+) -> None:
+    """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
+    if not (job.folder / records.RECORD).exists():
+        try:
+            run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
+            return
+        except Taken:
+            if not (job.folder / records.RECORD).exists():
+                raise
+            # Another process was faster.
+    resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
+
+
+def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
+    """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
+
+    One alone goes to ``out`` itself, unless that has runs below it.
+    """
+    if out and (out / records.RECORD).exists() and len(recipes) > 1:
+        raise EdblError(f"output folder {out} is that of one run; use another one for several")
+    if out and len(recipes) == 1 and not runs_in(out):
+        return [Job(recipes[0], out)]
+    names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
+    pairs = zip(recipes, names, strict=True)
+    jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
+    if len({job.folder for job in jobs}) < len(jobs):
+        raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
+    return jobs
+
+
+def names(jobs: Sequence[Job]) -> list[str]:
+    """Return short names that tell runs apart."""
+    parts = 1 if len({job.folder.parent for job in jobs}) == 1 else 2
+    return [str(Path(*job.folder.parts[-parts:])) for job in jobs]
