@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from edbl import group
 from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal, tuning, watching
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
@@ -27,10 +28,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
-    stopping.told = False
+    stopping.told = group.follows()  # the first of several processes tells
+    group.end_with_starter()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
-    if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
+    if sys.stdout is None or group.follows():  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
@@ -48,6 +50,8 @@ def main() -> None:
         stopping.tell()
         sys.exit(128 + signal.SIGINT)
     except EdblError as error:
+        if group.silent(error):
+            sys.exit(2)
         terminal.complain(with_flags(str(error)))
         sys.exit(2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain

@@ -8,6 +8,10 @@ import typer
 
 from edbl.errors import EdblError
 
+Gpus = Annotated[
+    int | None,
+    typer.Option(help="How many GPUs one run has, each with a process; of --device cpu, how many processes.", min=1),
+]
 DataDir = Annotated[
     Path | None, typer.Option("--data-dir", help="Where data sets lie. Default: $EDBL_DATA, or ~/.cache/edbl.")
 ]

@@ -1,6 +1,7 @@
 """Commands about runs: run, resume, report, compare, and the benchmark of a step."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from edbl import group
 from edbl.cli import models, options, stopping, terminal
-from edbl.cli.options import DataDir, Device, Log
+from edbl.cli.options import DataDir, Device, Gpus, Log
 from edbl.errors import EdblError
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def run(
         str | None, typer.Option(help="auto, fp32 or bf16; auto is bf16 on a GPU that computes it.")
     ] = None,
     graph: Annotated[bool | None, typer.Option(help="On a GPU, replay the step as a CUDA graph or not.")] = None,
+    gpus: Gpus = None,
     skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Image folders: leave unreadable files out.")] = False,
     out: Annotated[Path | None, typer.Option(help="Output folder, new or of earlier runs. Default: runs/NAME.")] = None,
     log: Log = None,
@@ -75,6 +78,9 @@ def run(
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
     seeded = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
+    if (gpus or group.wanted()) > 1 and len(seeded) > 1:
+        raise EdblError("several processes make one run, of one method and seed; without --gpus, runs share GPUs out")
+    _together(gpus)
     _run(seeded, out, at_once, data_dir, log or [])
 
 
@@ -123,10 +129,27 @@ def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequen
     from edbl.engine.folders import is_done
     from edbl.fleet.many import make
 
-    is_done(job.folder, job.recipe)  # or something else that is there, and stays
-    with stopping.one_run(job.folder, job.recipe.values()) as progress:
-        make(job, data_dir, progress, logged=logged)
-    _show([job.folder], out, job.folder)
+    with group.joined(job.recipe.device):
+        if group.leads():
+            is_done(job.folder, job.recipe)  # or something else that is there, and stays
+        with stopping.one_run(job.folder, job.recipe.values()) as progress:
+            make(job, data_dir, progress, logged=logged)
+    if not group.follows():
+        _show([job.folder], out, job.folder)
+
+
+def _together(gpus: int | None) -> None:
+    """Let as many processes as are wanted do what this command says, unless this is one of them."""
+    if group.wanted() > 1:
+        if gpus not in (None, group.wanted()):
+            raise EdblError(f"{group.wanted()} processes were started together, so --gpus {gpus} cannot be; leave it out")
+    elif gpus is not None and gpus > 1:
+        from edbl.fleet.together import together
+
+        with stopping.interruptible(str):
+            stopping.told = True  # by the first of them
+            code = together(gpus, sys.argv[1:])
+        raise typer.Exit(code)
 
 
 def _run_many(
@@ -164,6 +187,7 @@ def resume(
     data: Annotated[str | None, typer.Option(help="Likewise, that of its data.")] = None,
     backbone: Annotated[str | None, typer.Option(help="Likewise, that of its backbone.")] = None,
     stream: Annotated[str | None, typer.Option(help="Likewise, that of its stream.")] = None,
+    gpus: Gpus = None,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -172,11 +196,13 @@ def resume(
     from edbl.engine.run import resume as go_on
     from edbl.logs import logs
 
+    _together(gpus)
     own = {"method": method, "data": data, "backbone": backbone, "stream": stream}
     callbacks = logs(log or [])
     with stopping.one_run(folder, {key: own[word] for key, word in users.KEYS.items()}) as progress:
         go_on(folder, **own, data_dir=data_dir, progress=progress, callbacks=callbacks, changed=changed)
-    terminal.show_runs([folder], folder / "report.html")
+    if not group.follows():
+        terminal.show_runs([folder], folder / "report.html")
 
 
 def report(

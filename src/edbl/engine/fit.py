@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim.sgd import sgd
 
+from edbl import group
 from edbl.data.augment import Transform, Views
 from edbl.data.devices import usable
 from edbl.data.mixing import Batch
@@ -123,6 +124,7 @@ class Loop:
         # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
         if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
             raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
+        group.check_same("the loss", losses.tolist())
         return {LOSS: float(losses.mean())} | {k: float(log.mean()) for k, log in zip(step.logs, logs, strict=True)}
 
     def show(self, net: Net, draw: Draw, place: Sequence[int | str]) -> None:
@@ -184,7 +186,8 @@ class Step:
         self.augment = phase.draw.augment or transform.augment
         self.optimiser = optimiser(phase)
         self.use_graph = graph and usable("graph", device) and isinstance(self.optimiser, SGD)
-        self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
+        # A teacher answers beside the student's own pass.
+        self.ahead = phase.teacher if device.type == "cuda" and group.size() == 1 else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
         self.images = 0  # images of a batch after mixing

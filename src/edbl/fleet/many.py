@@ -27,7 +27,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-from edbl import records, users
+from edbl import group, records, users
 from edbl.data import datasets
 from edbl.engine import environment
 from edbl.engine.folders import default_folder, is_done, plain, runs_in
@@ -132,10 +132,11 @@ def make(
     logged: Sequence[str] = (),
 ) -> None:
     """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
-    if (job.folder / records.RECORD).exists():
-        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
-    else:
-        run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
+    with group.joined(job.recipe.device):
+        if group.told((job.folder / records.RECORD).exists()):
+            resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
+        else:
+            run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
 
 
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
