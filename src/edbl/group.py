@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import wraps
+from itertools import pairwise
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from edbl.errors import EdblError
@@ -92,6 +93,7 @@ def joined(device: str) -> Iterator[None]:
         return
     import torch
     from torch import distributed
+    from torch.distributed.rendezvous import rendezvous
 
     if device.partition(":")[0] not in ("auto", "cpu", "cuda") or ":" in device:
         raise EdblError(f"several processes compute on device cuda, one GPU each, or on cpu, not on {device}")
@@ -103,7 +105,7 @@ def joined(device: str) -> Iterator[None]:
         torch.cuda.set_device(number)
     patience = timedelta(seconds=float(os.environ.get(PATIENCE, USUAL_PATIENCE)))
     try:
-        store, rank, count = next(distributed.rendezvous("env://", timeout=patience))
+        store, rank, count = next(rendezvous("env://", timeout=patience))
         distributed.init_process_group(
             "nccl" if gpu else "gloo", store=store, rank=rank, world_size=count, timeout=patience
         )
@@ -159,7 +161,7 @@ def gathered(x: "Tensor", count: int) -> "Tensor":
     from torch import distributed
 
     ends = [rank * count // _here.size for rank in range(_here.size + 1)]
-    counts = [last - first for first, last in zip(ends, ends[1:], strict=False)]
+    counts = [last - first for first, last in pairwise(ends)]
     padded = x.new_zeros(max(counts), *x.shape[1:])
     padded[: len(x)] = x
     parts = [padded.new_empty(padded.shape) for _ in counts]

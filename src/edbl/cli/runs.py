@@ -142,7 +142,9 @@ def _together(gpus: int | None) -> None:
     """Let as many processes as are wanted do what this command says, unless this is one of them."""
     if group.wanted() > 1:
         if gpus not in (None, group.wanted()):
-            raise EdblError(f"{group.wanted()} processes were started together, so --gpus {gpus} cannot be; leave it out")
+            raise EdblError(
+                f"{group.wanted()} processes were started together, so --gpus {gpus} cannot be; leave it out"
+            )
     elif gpus is not None and gpus > 1:
         from edbl.fleet.together import together
 

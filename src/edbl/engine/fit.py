@@ -12,6 +12,7 @@ from torch.optim.sgd import sgd
 from edbl import group
 from edbl.data.augment import Transform, Views
 from edbl.data.devices import usable
+from edbl.data.far import far, near
 from edbl.data.mixing import Batch
 from edbl.engine import contract
 from edbl.engine.checkpoint import Saved, State
@@ -137,7 +138,7 @@ class Loop:
             while left > 0:
                 batches = draw.sampler(generator)[:left]
                 for index in batches:
-                    net((draw.augment or self.transform.augment)(draw.data[index].x, generator))
+                    net((draw.augment or self.transform.augment)(near(draw.data[index].x), generator))
                 left -= len(batches)
         net.eval()
 
@@ -194,6 +195,8 @@ class Step:
         self.one_hot = torch.eye(classes, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
+        self.coming: Iterator[Tensor] | None = None  # batches of images that are far from the device
+        self.here: Tensor | None = None  # the present one
         self.losses = torch.empty(0, device=device)  # [steps]
         self.logs: dict[str, Tensor] = {}  # what the loss logs by name, [steps]
 
@@ -207,12 +210,17 @@ class Step:
             self.losses = torch.empty(len(batches), device=batches.device)
             self.logs = {}
         self.batches.copy_(batches)
+        apart = far(self.phase.draw.data.x)
+        self.coming = apart.batches(batches.cpu().unbind()) if apart else None
         self.losses.zero_()
         self.number.zero_()
         self.optimiser.set_rate(rate)
 
     def __call__(self) -> None:
         """Make one step."""
+        if self.coming is not None:
+            came = next(self.coming)
+            self.here = came if self.here is None else self.here.copy_(came)
         if self.graph is None and self.use_graph and self.calls == WARM_UP:
             self._try_to_capture()
         self.calls += 1
@@ -244,9 +252,9 @@ class Step:
 
     def _batch(self) -> Batch:
         index = self.batches.index_select(0, self.number).squeeze(0)
-        images = self.phase.draw.data[index]
-        labels = self.one_hot[images.y]  # [batch, seen]
-        x = self.augment(images.x, self.generator)
+        data = self.phase.draw.data
+        labels = self.one_hot[data.y[index]]  # [batch, seen]
+        x = self.augment(data.x[index] if self.here is None else self.here, self.generator)
         if len(x) != len(labels) or not x.is_floating_point():
             given = f"gives {x.dtype} {list(x.shape)} for {len(labels)} images"
             raise EdblError(f"`augment` of phase '{self.phase.name}' {given}; return as many, normalised, as floats")
@@ -391,8 +399,8 @@ class Foreign:
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of each group, times its ``lr_scale``."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
+        for own in self.optimiser.param_groups:
+            own["lr"] = rate * own.get("lr_scale", 1.0)
 
     def state(self) -> dict[str, Tensor]:
         """Return what it keeps for each parameter, for a checkpoint."""

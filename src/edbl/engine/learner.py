@@ -76,7 +76,10 @@ class Learner:
         bf16 = environment.in_bf16(training.precision, device)
         self.loop = Loop(transform, self.seeds, progress, bf16, training.graph and group.size() == 1, self._note)
         self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
-        self.make = built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
+        self.seen = transform.seen(shape) if isinstance(transform, Transform) else shape
+        self.make = built = make or named.maker(
+            training.net.backbone, self.seen, kind.last_relu, training.net.image_size
+        )
 
         def backbone(generator: Generator) -> Backbone:  # kept by nets that grow, and copied with them
             return self._backbone(built, bf16, generator)
@@ -99,10 +102,10 @@ class Learner:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
         made = built(generator).to(self.device)
         fuse = bf16 and self.training.fused and group.size() == 1
-        for note in trial.settle(self.device, trial.shape_of(made, self.shape) if fuse else None, self.progress):
+        for note in trial.settle(self.device, trial.shape_of(made, self.seen) if fuse else None, self.progress):
             self._note(note)
         if isinstance(made, ResNet) and fuse:
-            made.fuse(self.shape)
+            made.fuse(self.seen)
         if group.size() > 1:
             share(made)
         return made
@@ -257,7 +260,7 @@ class Learner:
         except torch.OutOfMemoryError as error:
             images = getattr(error, "images", self.training.optim.batch)
             with apart():
-                told = room.told(self.net, self.training, self.shape, self.device, images, self.loop.bf16)
+                told = room.told(self.net, self.training, self.seen, self.device, images, self.loop.bf16)
             raise EdblError(told) from error
 
     def _fit(

@@ -15,6 +15,7 @@ from torch import Tensor
 from edbl import users
 from edbl.data import datasets
 from edbl.data.arrivals import Arrivals, arrivals, own_parts, share_out
+from edbl.data.far import far, placed
 from edbl.data.given import as_dataset
 from edbl.data.images import Dataset
 from edbl.data.stream import Kind, Stream, class_order, find_classes, hold_out, task_sizes
@@ -57,6 +58,8 @@ class Prepared:
         order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
         self.fingerprint = fingerprint(dataset, parts if recipe.stream.given else ())
         Budget.parse(recipe.memory).check(len(order))
+        train, test = placed([dataset.train.x, dataset.test.x], settings.on, device)
+        dataset = replace(dataset, train=replace(dataset.train, x=train), test=replace(dataset.test, x=test))
         self.stream = Stream(dataset, order, sizes, device, parts)
         check_stream(find_method(recipe.method), self.stream.kinds)
         shape = dataset.train.x.shape[1:]
@@ -240,6 +243,7 @@ def fingerprint(dataset: Dataset, parts: Sequence[Tensor] = ()) -> str:
     if parts:
         digest.update(_digest_of_parts(parts).encode())
     for images in (dataset.train, dataset.test):
-        digest.update(images.x.contiguous().numpy().data)
+        apart = far(images.x)
+        digest.update(apart.digest().encode() if apart else images.x.contiguous().numpy().data)
         digest.update(images.y.contiguous().numpy().data)
     return digest.hexdigest()

@@ -5,7 +5,7 @@ loss is right, whatever it does with the images of a batch together. Gradients o
 sums over the processes, and batch normalisation uses the statistics of the whole batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, Literal
@@ -96,6 +96,12 @@ class _Weights(Function):
         return tuple(None if gradient is None else next(parts).view_as(gradient) for gradient in gradients)
 
 
+_gather: Callable[..., Tensor] = _Gather.apply
+_own: Callable[..., Tensor] = _Own.apply
+_sum: Callable[..., Tensor] = _Sum.apply
+_weights: Callable[..., tuple[Tensor, ...]] = _Weights.apply
+
+
 def share(backbone: Backbone) -> None:
     """Let a backbone, and copies of it, share batches out among the processes."""
     for name, module in backbone.named_modules():
@@ -114,18 +120,16 @@ def _forward(backbone: Backbone, x: Tensor, watch: Watch | None = None) -> Tenso
         return features
     count = len(x)
     weights = {name: p for name, p in backbone.named_parameters() if p.requires_grad and torch.is_grad_enabled()}
-    passed = dict(zip(weights, _Weights.apply(*weights.values()), strict=True)) if weights else {}
+    passed = dict(zip(weights, _weights(*weights.values()), strict=True)) if weights else {}
 
     def watched(number: int, maps: Tensor) -> Tensor:
         assert watch is not None
-        found: Tensor = _Own.apply(watch(number, _Gather.apply(maps, count)))
-        return found
+        return _own(watch(number, _gather(maps, count)))
 
     with _as("share", count):
-        mine = _Own.apply(x) if x.requires_grad else x[group.own(count)]
+        mine = _own(x) if x.requires_grad else x[group.own(count)]
         features = functional_call(backbone, passed, (mine, watched if watch else None))
-    found: Tensor = _Gather.apply(features, count)
-    return found
+    return _gather(features, count)
 
 
 class _Norm(_BatchNorm):
@@ -136,10 +140,10 @@ class _Norm(_BatchNorm):
             return super().forward(x)
         axes = [axis for axis in range(x.ndim) if axis != 1]
         shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
-        wide, values = x.float(), _count * x[0, 0].numel()
-        mean = _Sum.apply(wide.sum(axes)) / values
+        wide, values = x.to(torch.promote_types(x.dtype, torch.float32)), _count * x[0, 0].numel()
+        mean = _sum(wide.sum(axes)) / values
         centred = wide - mean.view(shape)
-        variance = _Sum.apply(centred.square().sum(axes)) / values
+        variance = _sum(centred.square().sum(axes)) / values
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             share = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
