@@ -109,8 +109,8 @@ class Memory:
         parts = [new[chosen.to(new.y.device)]]
         if len(self):
             parts.insert(0, self.images[stay.to(new.y.device)])
-        pooled = Images.cat([part.here() for part in parts])
-        self.replace(pooled[pooled.y.argsort(stable=True)], seen)
+        pooled = Images.cat(parts)
+        self.replace(pooled[pooled.y.argsort(stable=True)].here(), seen)
 
     def check(self, budget: Budget) -> None:
         """Refuse more exemplars than a budget has for all classes: numbers would not be what they say."""

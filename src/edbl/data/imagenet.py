@@ -212,7 +212,7 @@ def _written(
         told = bars.add_task(f"decoding {name}", total=len(missing), visible=False)
 
         def begin(k: int) -> list[Future[Decoded]]:
-            return [pool.submit(decode, file.path, side, True) for file in pieces[k]]
+            return [pool.submit(decode, file.path, side, True, True) for file in pieces[k]]
 
         coming = begin(missing[0]) if missing else []
         for number, k in enumerate(missing):
@@ -220,7 +220,7 @@ def _written(
             coming = begin(missing[number + 1]) if number + 1 < len(missing) else []  # while this piece is written
             if bad := [f"{f.path} ({d.bad})" for f, d in zip(pieces[k], decoded, strict=True) if d.bad]:
                 raise EdblError(f"images of {name} cannot be used: {first(bad)}\nput right ones in their place")
-            data = np.stack([one.pixels for one in decoded if one.pixels is not None])
+            data = np.ascontiguousarray([one.pixels for one in decoded if one.pixels is not None])
             pixels.seek(k * CHUNK * 3 * side**2)
             pixels.write(data.data)
             pixels.flush()

@@ -1,5 +1,6 @@
 """What a run needs before it trains: its data, its stream and its learner, so that all that can fail early does."""
 
+import gc
 import hashlib
 import inspect
 from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Prepared:
         self.fingerprint = fingerprint(dataset, parts if recipe.stream.given else ())
         Budget.parse(recipe.memory).check(len(order))
         train, test = placed([dataset.train.x, dataset.test.x], settings.on, device)
+        self.far = far(train) is not None
         dataset = replace(dataset, train=replace(dataset.train, x=train), test=replace(dataset.test, x=test))
         self.stream = Stream(dataset, order, sizes, device, parts)
         check_stream(find_method(recipe.method), self.stream.kinds)
@@ -95,6 +97,8 @@ class Prepared:
                 f"freeze in `begin`, or leave it out of the `params` of phases"
             )
         self.learner = learner
+        if self.far:  # learners hold themselves, and with them all exemplars
+            gc.collect()
 
     def record(self) -> Record:
         """Return the record of a run that has learnt nothing yet."""
@@ -132,7 +136,9 @@ class Prepared:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors have the same bits, or are both not a number."""
-    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if one.is_floating_point():
+        one, other = one.nan_to_num(), other.nan_to_num()
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
