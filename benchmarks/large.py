@@ -93,7 +93,9 @@ def decoding(count: int) -> dict[str, object]:
         rounds = [
             {
                 "decoder alone": timed(lambda: [whole(path) for path in files], len(files)),
-                "decoded, cropped, scaled": timed(lambda: [decode(p, imagenet.SIDE, True, True) for p in files], len(files)),
+                "decoded, cropped, scaled": timed(
+                    lambda: [decode(p, imagenet.SIDE, True, True) for p in files], len(files)
+                ),
             }
             for _ in range(3)
         ]
@@ -106,13 +108,14 @@ def write_store(place: Path, each: int, side: int) -> None:
     """Write a store of made-up pixels, those of a class alike."""
     rng, counts = np.random.default_rng(0), ((each,) * CLASSES, (max(1, each // 20),) * CLASSES)
     shades = rng.integers(0, 128, (CLASSES, 3, 1, 1), np.uint8)
+    noise = rng.integers(0, 128, (250, 3, side, side), np.uint8)
     place.mkdir(parents=True)
     with open(place / imagenet.PIXELS, "wb") as file:
         for split in counts:
             for count, shade in zip(split, shades, strict=True):
-                for start in range(0, count, 250):
-                    noise = rng.integers(0, 128, (min(250, count - start), 3, side, side), np.uint8)
-                    file.write((noise + shade).data)
+                pixels = noise + shade
+                for start in range(0, count, len(noise)):
+                    file.write(pixels[: count - start].data)
     kept = imagenet._Store(side, "made up", "made up", tuple(f"class {k}" for k in range(CLASSES)), *counts)
     store.save(place, imagenet.ENTRY, kept, format=imagenet.FORMAT)
 
@@ -178,7 +181,9 @@ def main() -> None:
     if given.what == "decode":
         found = decoding(given.images or 2000)
     else:
-        found = stream(given.folder.resolve(), (given.images or 100_000) // CLASSES, given.side, given.memory, given.cheap)
+        found = stream(
+            given.folder.resolve(), (given.images or 100_000) // CLASSES, given.side, given.memory, given.cheap
+        )
     where = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     told = {"torch": torch.__version__, "pillow": Image.__version__, **where, **found}
     print(json.dumps(told, indent=1))

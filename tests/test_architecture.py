@@ -26,6 +26,7 @@ LAYERS = {
     "errors": [],
     "seeds": [],
     "text": [],
+    "group": [],
     "losses": [],
     "metrics": [],
     "config": [],
@@ -35,7 +36,7 @@ LAYERS = {
     "pulse": ["config", "store"],
     "schedule": ["config"],
     "data": ["seeds", "store", "text", "users"],
-    "nets": ["data", "store", "users"],
+    "nets": ["data", "group", "store", "users"],
     "memory": ["data"],
     "methods": ["config", "data", "losses", "memory", "nets", "schedule", "store", "users"],
     "presets": ["config", "rule", "schedule"],
@@ -44,6 +45,7 @@ LAYERS = {
     "records": ["config", "metrics", "store"],
     "engine": [
         "data",
+        "group",
         "memory",
         "methods",
         "nets",
@@ -58,7 +60,7 @@ LAYERS = {
         "users",
     ],
     "logs": ["config", "engine", "store"],
-    "fleet": ["config", "data", "engine", "logs", "methods", "pulse", "recipe", "records", "store", "users"],
+    "fleet": ["config", "data", "engine", "group", "logs", "methods", "pulse", "recipe", "records", "store", "users"],
     "report": ["metrics", "pulse", "recipe", "records", "store", "text", "users"],
     "studies": [
         "config",
@@ -94,7 +96,7 @@ LAYERS = {
         "users",
     ],
     "serve": ["app", "data", "engine", "metrics", "nets", "store", "text"],
-    "cli": [],
+    "cli": ["group"],
     "__init__": [],
     "__main__": [],
 }

@@ -86,7 +86,7 @@ def test_it_is_made_once_and_needs_the_photos_no_more(load: Load, folder: Path, 
 
 
 def test_what_is_killed_goes_on(load: Load, folder: Path, decoded: list[Path]) -> None:
-    with full_disk(5), pytest.raises(EdblError, match="goes on where it was"):  # two syncs for each piece
+    with full_disk(5), pytest.raises(EdblError, match="continues where it was"):  # two syncs for each piece
         load()
     before = len(set(decoded))
     place = folder / f"imagenet100-{SIDE}"
@@ -134,7 +134,10 @@ def test_a_photo_that_cannot_be_read_is_named(load: Load, folder: Path) -> None:
     ("harm", "message"),
     [
         (lambda root: shutil.rmtree(root / "val" / "n00000001"), "has 3 class folders, and 4 are needed"),
-        (lambda root: (root / "val" / "n00000001").rename(root / "val" / "n1"), r"val has no folder of class n00000001"),
+        (
+            lambda root: (root / "val" / "n00000001").rename(root / "val" / "n1"),
+            r"val has no folder of class n00000001",
+        ),
         (lambda root: [path.unlink() for path in (root / "train" / "n00000001").iterdir()], "has no image in"),
         (lambda root: shutil.rmtree(root / "val"), "val cannot be read: No such file"),
         (shutil.rmtree, "imagenet100 is not in"),
@@ -182,7 +185,9 @@ def test_a_run_from_the_store(folder: Path, monkeypatch: pytest.MonkeyPatch, cli
     given = ["--set", "data.view=24", "--set", "schedule.epochs=3", "--set", "optim.batch=16", "--phases", 2]
     more = ["--set", "net.backbone=small", "--preset", "quick", "--memory", "total=8", "--data-dir", folder]
     for on in ("disk", "device"):
-        found = cli("run", "icarl", "--data", "imagenet100", *given, *more, "--set", f"data.on={on}", "--out", tmp_path / on)
+        found = cli(
+            "run", "icarl", "--data", "imagenet100", *given, *more, "--set", f"data.on={on}", "--out", tmp_path / on
+        )
         assert (found.code, found.err) == (0, "")
     from edbl import records
 

@@ -35,7 +35,7 @@ def together(
     resumed: Sequence[Path] = (),
     gradients: bool = False,
 ) -> None:
-    """Make runs below a folder, each by so many processes, and go on with others; those of ``stop`` end after a task."""
+    """Make runs below a folder, each by so many processes, and resume others; those of ``stop`` end after a task."""
     folder.mkdir()
     told = {"runs": runs, "stop": stop, "resumed": list(map(str, resumed)), "gradients": gradients}
     (folder / "plan.json").write_text(json.dumps(told))
@@ -46,7 +46,7 @@ def together(
 
 
 def gradients() -> dict[str, Tensor]:
-    """Return gradients of losses that look at a batch in every way, in float64, as one process or a share of several."""
+    """Return gradients of losses that look at a batch in every way, in float64, by one process or by several."""
     from edbl import group
     from edbl.nets.backbones import Backbone, build
     from edbl.nets.shared import share

@@ -167,7 +167,7 @@ def _decode(place: Path, files: Sequence[_File], side: int, name: str) -> str:
     except OSError as error:
         raise EdblError(
             f"cannot write '{place}': {error.strerror or error}\nmake room there, or set another data folder; the same "
-            "command goes on where it was"
+            "command continues where it was"
         ) from error
     return hashlib.sha256("".join(done[k][1] for k in range(len(pieces))).encode()).hexdigest()
 

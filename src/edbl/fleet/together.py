@@ -60,6 +60,6 @@ def _end_of(processes: Sequence["subprocess.Popen[bytes]"]) -> int:
         number, by = killed[0]
         raise EdblError(
             f"process {number + 1} of {len(processes)} was killed by {signal.Signals(by).name}; if it was for want of "
-            "memory, end other programs\nthe same command goes on from the last checkpoint"
+            "memory, end other programs\nthe same command continues from the last checkpoint"
         )
     return 0
