@@ -194,4 +194,7 @@ def test_another_number_than_was_started_is_refused(cli: Cli, monkeypatch: pytes
         monkeypatch.setenv(name, value)
     assert "2 processes were started together, so --gpus 3" in cli("run", "icarl", "--gpus", 3).err
     assert "not on mps" in cli("run", "icarl", "--device", "mps").err
+    assert "several processes make one run" in cli("list", "data").err
+    monkeypatch.setenv("EDBL_PATIENCE", "long")
+    assert "EDBL_PATIENCE is 'long'; it is a number of seconds" in cli("run", "icarl").err
     assert ROOT.is_dir()

@@ -103,7 +103,7 @@ def joined(device: str) -> Iterator[None]:
         if count > there:
             raise EdblError(f"there are {count} processes and {there} GPUs here; start as many processes as GPUs")
         torch.cuda.set_device(number)
-    patience = timedelta(seconds=float(os.environ.get(PATIENCE, USUAL_PATIENCE)))
+    patience = _patience()
     try:
         store, rank, count = next(rendezvous("env://", timeout=patience))
         distributed.init_process_group(
@@ -121,6 +121,14 @@ def joined(device: str) -> Iterator[None]:
     finally:
         _here = _Group()
     distributed.destroy_process_group()
+
+
+def _patience() -> timedelta:
+    given = os.environ.get(PATIENCE, "")
+    try:
+        return timedelta(seconds=float(given or USUAL_PATIENCE))
+    except (ValueError, OverflowError) as error:
+        raise EdblError(f"{PATIENCE} is '{given}'; it is a number of seconds") from error
 
 
 def _told_before(store: "torch.distributed.Store") -> bool:  # type: ignore[name-defined]  # noqa: F821
@@ -143,8 +151,8 @@ def _together(work: Callable[P, T]) -> Callable[P, T]:
         try:
             return work(*arguments, **named)
         except RuntimeError as error:
-            patience = os.environ.get(PATIENCE, f"{USUAL_PATIENCE:.0f}")
-            why = f"another process of the run has ended, or does not answer for {patience} s"
+            seconds = _patience().total_seconds()
+            why = f"another process of the run has ended, or does not answer for {seconds:.0f} s"
             raise Lost(f"{why} ({_first_line(error)})") from error
 
     return tried

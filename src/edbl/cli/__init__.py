@@ -80,11 +80,14 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def edbl(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
     """Class-incremental learning: EDBL and its baselines."""
+    if group.wanted() > 1 and context.invoked_subcommand not in ("run", "resume"):
+        raise EdblError("several processes make one run, by `edbl run` or `edbl resume`; start one for other commands")
 
 
 app.command()(runs.run)
