@@ -1,5 +1,6 @@
 """One run by several processes: two of them on this CPU, by gloo, compared with one."""
 
+import math
 import os
 import re
 import signal
@@ -44,7 +45,7 @@ def apart(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
     assert one.keys() == other.keys()
     names = [k for k in one if k.startswith("net.") and one[k].is_floating_point() and one[k].numel()]
     difference = sum(float((one[k] - other[k]).square().sum()) for k in names)
-    return (difference / sum(float(one[k].square().sum()) for k in names)) ** 0.5
+    return math.sqrt(difference / sum(float(one[k].square().sum()) for k in names))
 
 
 @pytest.fixture(scope="module")

@@ -78,9 +78,7 @@ def run(
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
     seeded = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
-    if (gpus or group.wanted()) > 1 and len(seeded) > 1:
-        raise EdblError("several processes make one run, of one method and seed; without --gpus, runs share GPUs out")
-    _together(gpus)
+    _together(gpus, len(seeded))
     _run(seeded, out, at_once, data_dir, log or [])
 
 
@@ -138,8 +136,10 @@ def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequen
         _show([job.folder], out, job.folder)
 
 
-def _together(gpus: int | None) -> None:
+def _together(gpus: int | None, runs: int = 1) -> None:
     """Let as many processes as are wanted do what this command says, unless this is one of them."""
+    if (gpus or group.wanted()) > 1 and runs > 1:
+        raise EdblError("several processes make one run, of one method and seed; without --gpus, runs share GPUs out")
     if group.wanted() > 1:
         if gpus not in (None, group.wanted()):
             raise EdblError(

@@ -68,30 +68,41 @@ def run(
     recipe, dataset = with_objects(recipe, data, backbone, method, stream)
     folder = Path(out) if out else default_folder(recipe)
     with group.joined(recipe.device):
-        if not group.leads():
-            listeners = Listeners(None, ())
-            prepared = Prepared(recipe, data_dir, listeners, dataset)
-            return _learn_tasks(prepared, folder, prepared.record(), listeners)
-        if folder.exists() and (not folder.is_dir() or not is_free(folder)):
-            raise taken(folder)
-        listeners = Listeners(progress, callbacks)
+        if group.leads():
+            return _begin(recipe, folder, data_dir, Listeners(progress, callbacks), dataset, start)
+        listeners = Listeners(None, ())
         prepared = Prepared(recipe, data_dir, listeners, dataset)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
-        with lock(folder):
-            if not is_free(folder):  # another process was faster
-                raise taken(folder)
-            sweep(folder)
-            write_atomic(folder / RECIPE, recipe.toml().encode())
-            record = prepared.record()
-            if start is not None:
-                records.write(record, folder)  # a folder with checkpoints and no record would not be a run
-                if learnt_by := start.take(folder):
-                    record.notes = [*record.notes, f"first task shared with {learnt_by}"]
-                    start = None
-            return _learn_tasks(prepared, folder, record, listeners, start)
+        return _learn_tasks(prepared, folder, prepared.record(), listeners)
+
+
+def _begin(
+    recipe: Recipe,
+    folder: Path,
+    data_dir: Path | None,
+    listeners: Listeners,
+    dataset: Dataset | None,
+    start: Start | None,
+) -> Record:
+    """Make a run in a folder that does not hold anything yet."""
+    if folder.exists() and (not folder.is_dir() or not is_free(folder)):
+        raise taken(folder)
+    prepared = Prepared(recipe, data_dir, listeners, dataset)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
+    with lock(folder):
+        if not is_free(folder):  # another process was faster
+            raise taken(folder)
+        sweep(folder)
+        write_atomic(folder / RECIPE, recipe.toml().encode())
+        record = prepared.record()
+        if start is not None:
+            records.write(record, folder)  # a folder with checkpoints and no record would not be a run
+            if learnt_by := start.take(folder):
+                record.notes = [*record.notes, f"first task shared with {learnt_by}"]
+                start = None
+        return _learn_tasks(prepared, folder, record, listeners, start)
 
 
 def resume(
