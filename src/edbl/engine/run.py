@@ -283,8 +283,7 @@ def _learn_from(
             record.losses.append(learnt.losses)
             record.within.append(learnt.within)
             record.seconds.append(sum(learnt.seconds.values()))
-            if group.size() > 1:
-                group.check_same("what was learnt", _digest(tensors))
+            _check_same(tensors)
             _write(record, folder)
             if teller.callbacks:
                 teller.task_end(record, task.seen)
@@ -317,11 +316,14 @@ def _write(record: Record, folder: Path, *, cut: bool = False) -> None:
         records.write(record, folder, cut=cut)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
+def _check_same(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to go on where processes have not learnt the same, or keep other exemplars."""
+    if group.size() == 1:
+        return
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    group.check_same("what was learnt", digest.hexdigest())
 
 
 def _add_notes(record: Record, notes: Sequence[str]) -> None:
