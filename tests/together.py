@@ -34,6 +34,7 @@ def together(
     stop: Sequence[str] = (),
     resumed: Sequence[Path] = (),
     gradients: bool = False,
+    seconds: float = 280,
 ) -> None:
     """Make runs below a folder, each by so many processes, and resume others; those of ``stop`` end after a task."""
     folder.mkdir()
@@ -42,7 +43,7 @@ def together(
     shared = environment(size)
     command = [sys.executable, "-m", "tests.together", str(folder)]
     processes = [subprocess.Popen(command, env={**shared, "RANK": str(rank)}, cwd=ROOT) for rank in range(size)]
-    assert [process.wait(280) for process in processes] == [0] * size
+    assert [process.wait(seconds) for process in processes] == [0] * size
 
 
 def gradients() -> dict[str, Tensor]:
