@@ -105,7 +105,9 @@ def joined(device: str) -> Iterator[None]:
         torch.cuda.set_device(number)
     patience = _patience()
     try:
-        store, rank, count = next(rendezvous("env://", timeout=patience))
+        # Beginning may take one of them much longer than the others.
+        meeting = max(patience, timedelta(seconds=USUAL_PATIENCE))
+        store, rank, count = next(rendezvous("env://", timeout=meeting))
         distributed.init_process_group(
             "nccl" if gpu else "gloo", store=store, rank=rank, world_size=count, timeout=patience
         )
