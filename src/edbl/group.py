@@ -154,8 +154,7 @@ def _together(work: Callable[P, T]) -> Callable[P, T]:
             return work(*arguments, **named)
         except RuntimeError as error:
             seconds = _patience().total_seconds()
-            why = f"another process of the run has ended, or does not answer for {seconds:.0f} s"
-            raise Lost(f"{why} ({_first_line(error)})") from error
+            raise Lost(f"another process of the run has ended, or does not answer for {seconds:.0f} s") from error
 
     return tried
 
