@@ -1,10 +1,12 @@
+import math
 from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from edbl.data.augment import Transform
+from edbl.data.augment import Transform, draw_boxes, scaled
 from tests.vectors import seeded
 
 CPU = torch.device("cpu")
@@ -201,3 +203,53 @@ def test_input_is_left_alone() -> None:
     before = images.clone()
     transform("crop-flip").augment(images, seeded())
     assert torch.equal(images, before)
+
+
+def test_parts_are_drawn_as_torchvision_draws_them() -> None:
+    """A literal transcription of `RandomResizedCrop.get_params`, fed with the same uniform numbers."""
+    shape = (50, 3, 40, 40)
+    drawn = torch.rand(4, 10, 50, generator=seeded(3))
+    boxes = draw_boxes(shape, seeded(3))
+    tries = []
+    for image in range(50):
+        for number in range(10):
+            size, form, across, down = drawn[:, number, image]
+            area = 1600 * (0.08 + 0.92 * size)
+            low, high = torch.log(torch.tensor([3 / 4, 4 / 3]))
+            ratio = torch.exp(low + (high - low) * form)
+            w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if w <= 40 and h <= 40:
+                tries.append(number)
+                assert boxes[:, image].tolist() == [int(across * (40 - w + 1)), int(down * (40 - h + 1)), w, h]
+                break
+        else:
+            assert boxes[:, image].tolist() == [0, 0, 40, 40]
+    assert len(set(tries)) > 1
+
+
+def test_parts_are_scaled_as_pytorch_scales_them() -> None:
+    x = torch.randint(0, 256, (3, 2, 20, 20), dtype=torch.uint8, generator=seeded())
+    whole = torch.tensor([[0.0, 0.0, 20.0, 20.0]] * 3).T
+    flipped = torch.tensor([[True], [False], [True]])
+    wanted = F.interpolate(x.float(), (12, 12), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(scaled(x, whole, None, 12), wanted, rtol=0, atol=1e-3)
+    mirrored = wanted.where(~flipped.view(-1, 1, 1, 1), wanted.flip(3))
+    torch.testing.assert_close(scaled(x, whole, flipped, 12), mirrored, rtol=0, atol=1e-3)
+    part = torch.tensor([[4.0, 6.0, 10.0, 8.0]] * 3).T
+    inner = F.interpolate(x[:, :, 6:14, 4:14].float(), (16, 16), mode="bilinear", align_corners=False)
+    found = scaled(x, part, None, 16)[:, :, 1:-1, 1:-1]  # at its edge a part has neighbours, which its copy lacks
+    torch.testing.assert_close(found, inner[:, :, 1:-1, 1:-1], rtol=0, atol=1e-3)
+
+
+def test_what_the_network_sees_of_larger_images() -> None:
+    x = torch.randint(0, 256, (4, 3, 20, 20), dtype=torch.uint8, generator=seeded())
+    resized = Transform.of("resize-flip", 0, (0.5,), (0.25,), CPU, view=12)
+    assert resized.seen((3, 20, 20)) == (3, 12, 12)
+    assert torch.equal(resized.normalise(x), (x[:, :, 4:16, 4:16].float() - 127.5) / 63.75)
+    assert resized.augment(x, seeded()).shape == (4, 3, 12, 12)
+    plain = Transform.of("flip", 0, (0.5,), (0.25,), CPU, view=12)
+    seen = plain.augment(x, seeded())
+    centre = resized.normalise(x)
+    assert all(
+        torch.equal(one, other) or torch.equal(one, other.flip(2)) for one, other in zip(seen, centre, strict=True)
+    )

@@ -219,7 +219,7 @@ def test_data_are_loaded_once_and_code_of_users_fails_as_at_home(
     told = capsys.readouterr().out
     assert "assert not batch" in told
     assert "fatal: The worker died unexpectedly" in told
-    assert ", 2 times; it can go on" in told
+    assert ", 2 times; it can continue" in told
     assert sys.platform != "linux" or "can't allocate memory" in told
     assert records.read(jobs[1].folder).status == "failed"
     with lock(jobs[2].folder):  # nobody has it any more

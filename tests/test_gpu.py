@@ -4,6 +4,8 @@ import copy
 import csv
 import io
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,12 +31,12 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.methods.base import Tools
 from edbl.nets import launch
-from edbl.nets.backbones import Backbone, ResNet, initialise
+from edbl.nets.backbones import Backbone, ResNet, _pooled, initialise
 from edbl.nets.net import linear
 from edbl.schedule import Optim, Schedule
 from tests.conftest import Cli
 from tests.photos import write_digits
-from tests.test_contract import Killed, Killer
+from tests.test_contract import Killed, Killer, last_state
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -332,3 +334,34 @@ def test_a_model_learns_on_a_gpu(backbone: str, tmp_path: Path, cli: Cli) -> Non
     same = sum(one == other for one, other in zip(*answers, strict=True))
     assert same >= 39  # of 41 lines; a tie may fall either way
     assert cli("forget", model, "digit 1").code == 0
+
+
+@pytest.mark.parametrize("graph", [True, False])
+def test_images_in_memory_of_the_host_give_the_bits_of_those_on_the_device(graph: bool, tmp_path: Path) -> None:
+    small = {"net.backbone": "resnet32", "stream.phases": 2, "schedule.epochs": 3, "schedule.lr": 0.01, "graph": graph}
+    states = []
+    for on in ("device", "host"):
+        recipe = Recipe.build("edbl", "digits", preset="quick", device="cuda", **{**small, "data.on": on})
+        states.append(last_state(tmp_path / on, run(recipe, tmp_path / on)).tensors)
+    assert all(torch.equal(states[0][k], states[1][k]) for k in states[0])
+
+
+def test_pooling_is_that_of_pytorch() -> None:
+    x = torch.randn(4, 8, 15, 16, device=GPU).relu().requires_grad_()
+    theirs = torch.nn.functional.max_pool2d(x, 3, 2, 1)
+    assert torch.equal(_pooled(x), theirs)
+    weights = torch.randn_like(theirs)
+    ours, usual = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (_pooled(x), theirs))
+    torch.testing.assert_close(ours.where(x > 0, 0.0), usual.where(x > 0, 0.0))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_make_one_run(tmp_path: Path) -> None:
+    words = ["run", "edbl", "--data", "digits", "--preset", "quick", "--device", "cuda", "--set", "net.backbone=small"]
+    for name, more in (("one", []), ("two", ["--gpus", "2"]), ("again", ["--gpus", "2"])):
+        command = [sys.executable, "-m", "edbl", *words, *more, "--out", str(tmp_path / name)]
+        subprocess.run(command, check=True, timeout=280)
+    one, two, again = (records.read(tmp_path / name) for name in ("one", "two", "again"))
+    assert two.losses == again.losses
+    assert "2 processes" in two.device
+    assert abs(one.average_incremental_accuracy["nme"] - two.average_incremental_accuracy["nme"]) < 0.05

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from edbl.errors import EdblError
-from edbl.nets.backbones import BACKBONES, MLP, Block, ResNet, build
+from edbl.nets.backbones import BACKBONES, MLP, Block, ResNet, _pooled, build
 from edbl.nets.net import LinearHead, Net
 from tests.vectors import same, seeded, state
 
@@ -295,3 +295,19 @@ def test_fused_kernels_are_used_only_where_they_fit(
     widths: tuple[int, ...], project: bool, shape: tuple[int, ...], fits: bool
 ) -> None:
     assert ResNet(shape[0], widths, 1, project).fusible(shape) == fits
+
+
+def test_resnet18_for_large_images() -> None:
+    """Known size; pooling as PyTorch's, which a GPU does without."""
+    backbone = build("resnet18-large", (3, 64, 64), seeded())
+    assert sum(p.numel() for p in backbone.parameters()) == 11_176_512  # torchvision's without its head
+    with torch.no_grad():
+        assert backbone.eval()(torch.rand(2, 3, 64, 64)).shape == (2, 512)
+    for shape in ((2, 3, 7, 10), (1, 2, 8, 8), (1, 1, 9, 9)):
+        x = torch.randn(shape, generator=seeded(sum(shape))).relu().requires_grad_()
+        theirs = torch.nn.functional.max_pool2d(x, 3, 2, 1)
+        assert torch.equal(_pooled(x), theirs)
+        weights = torch.rand(theirs.shape, generator=seeded())
+        ours, usual = (torch.autograd.grad((out * weights).sum(), x)[0] for out in (_pooled(x), theirs))
+        # The ReLU before it lets no other gradient pass.
+        torch.testing.assert_close(ours.where(x > 0, 0.0), usual.where(x > 0, 0.0))

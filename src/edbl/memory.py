@@ -110,7 +110,7 @@ class Memory:
         if len(self):
             parts.insert(0, self.images[stay.to(new.y.device)])
         pooled = Images.cat(parts)
-        self.replace(pooled[pooled.y.argsort(stable=True)], seen)
+        self.replace(pooled[pooled.y.argsort(stable=True)].here(), seen)
 
     def check(self, budget: Budget) -> None:
         """Refuse more exemplars than a budget has for all classes: numbers would not be what they say."""
@@ -141,7 +141,9 @@ def _best(images: Images, classes: Sequence[int], quotas: Sequence[int], feature
         index = pad_sequence([members[k] for k in alike], batch_first=True)  # [classes, images of the largest]
         there = pad_sequence([torch.ones_like(members[k], dtype=torch.bool) for k in alike], batch_first=True)
         order = index.take_along_dim(herd(vectors[index], max(quotas[k] for k in alike), there), 1)
-        best |= {k: images[picks[: min(quotas[k], len(members[k]))]] for k, picks in zip(alike, order, strict=True)}
+        best |= {
+            k: images[picks[: min(quotas[k], len(members[k]))]].here() for k, picks in zip(alike, order, strict=True)
+        }
     return [best[k] for k in range(len(members))]
 
 

@@ -18,7 +18,7 @@ from edbl.store import MOST_TEXT, parse_toml, read_file, read_toml
 from edbl.training import Common, ImageSettings, Origins, Training, Values, check_text, check_values
 
 RECIPE = "recipe.toml"  # in the folder of a run
-HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds")  # keys that say how a run computes, not what
+HOW = ("device", "precision", "graph", "fused", "checkpoint_seconds", "data.on")  # keys that say how, not what
 SPLITTING = frozenset(f"stream.{name}" for name in ("tasks", "base", "step", "order", "given"))  # by protocol
 WITHOUT = {"stream.tail": "imbalance", "stream.disjoint": "blur"}  # keys that mean nothing without another
 MOST_KEYS = 1000  # of a recipe
@@ -52,6 +52,9 @@ class DataSettings(ImageSettings):
     name: str = option("digits", "data set, path of an image folder, given, or what makes one, as in FILE.py:make")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
+    on: Literal["auto", "device", "host", "disk"] = option(
+        "auto", "where images are meanwhile: device, host (its memory), disk (of those that have a store), or auto"
+    )
     holdout: float = option(
         0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
     )

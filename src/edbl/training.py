@@ -29,8 +29,14 @@ Origins = dict[str, tuple[object, str]]  # values by dotted key, each with where
 class ImageSettings:
     """What is done to images on their way to the network."""
 
-    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "none"] = option(
+    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "resize-flip", "none"] = option(
         "none", "random changes of training images"
+    )
+    view: int = option(
+        0,
+        "side of what the network sees: the centre, or by resize-flip a part; 0: all",
+        least=0,
+        most=1024,
     )
     pad: int = option(4, "pixels of padding for the random crop", least=0, most=MOST_PAD)
     brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
@@ -46,7 +52,9 @@ class ImageSettings:
 
     def transform(self, device: torch.device) -> Transform:
         """Return what happens to images on their way to the network."""
-        return Transform.of(self.augment, self.pad, self.mean, self.std, device, self.brightness, self.cutout)
+        return Transform.of(
+            self.augment, self.pad, self.mean, self.std, device, self.brightness, self.cutout, self.view
+        )
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from edbl import group
 from edbl.cli import data, lists, models, runs, serve, stopping, studies, terminal, tuning, watching
 from edbl.cli.examples import PANELS, epilog
 from edbl.cli.options import with_flags
@@ -30,10 +31,11 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
 def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2, or 75 if waiting mends them."""
-    stopping.told = False
+    stopping.told = group.follows()  # the first of several processes tells
+    group.end_with_starter()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
-    if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
+    if sys.stdout is None or group.follows():  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what it cannot hold of a name must not end the command
@@ -51,6 +53,8 @@ def main() -> None:
         stopping.tell()
         sys.exit(128 + signal.SIGINT)
     except EdblError as error:
+        if group.silent(error):
+            sys.exit(2)
         terminal.complain(with_flags(str(error)))
         sys.exit(LATER if isinstance(error, Busy) else 2)
     except OSError as error:  # a full disk, a folder that may not be written: nothing that a traceback would explain
@@ -79,6 +83,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def edbl(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
     ] = False,
@@ -87,6 +92,8 @@ def edbl(
 
     Begin with `edbl demo`, `edbl demo photos`, or `edbl learn MODEL PHOTOS`, a folder with a sub-folder for each class.
     """
+    if group.wanted() > 1 and context.invoked_subcommand not in ("run", "resume"):
+        raise EdblError("several processes make one run, by `edbl run` or `edbl resume`; start one for other commands")
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

@@ -28,6 +28,12 @@ DataDir = Annotated[
 Device = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps or xpu; auto takes an NVIDIA or AMD GPU, if any.")
 ]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        help="GPUs of one run, each with a process; with --device cpu, number of processes. Default: 1.", min=1
+    ),
+]
 Log = Annotated[list[str] | None, choice("tensorboard", "wandb", "mlflow", help="Where to log; may be repeated.")]
 Keep = Annotated[
     str | None,
@@ -75,9 +81,7 @@ Settings = Annotated[
 ]
 On = Annotated[
     str | None,
-    typer.Option(
-        "--on", help="Run on a Ray cluster: auto, HOST:PORT, or local to start one here. Default: none."
-    ),
+    typer.Option("--on", help="Run on a Ray cluster: auto, HOST:PORT, or local to start one here. Default: none."),
 ]
 Mixed = Annotated[
     bool, typer.Option("--mixed", help="With --on, use nodes with other versions or GPUs too; records note it.")

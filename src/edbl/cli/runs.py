@@ -1,6 +1,7 @@
 """Commands about runs: run, resume, report, compare, and the benchmark of a step."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
+from edbl import group
 from edbl.cli import models, options, stopping, terminal
 from edbl.cli.options import (
     Data,
     DataDir,
     Device,
     DryRun,
+    Gpus,
     KeepGoing,
     Log,
     Memory,
@@ -77,6 +80,7 @@ def run(
     graph: Annotated[
         bool | None, typer.Option(help="On an NVIDIA GPU, replay the step as a CUDA graph. Default: yes.")
     ] = None,
+    gpus: Gpus = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Of a folder of images, leave unreadable files out instead of stopping.")
     ] = False,
@@ -108,6 +112,7 @@ def run(
     flags = {key: value for key, value in given.items() if value is not None}
     made = _recipes(methods or [], recipe, flags, options.settings(settings))
     seeded = [replace(one, seed=one.seed + number) for one in made for number in range(seeds)]
+    _together(gpus, len(seeded))
     _run(seeded, out, at_once, data_dir, log or [], options.where(on, mixed, keep_going), dry_run)
 
 
@@ -186,10 +191,31 @@ def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequen
     from edbl.engine.folders import is_done
     from edbl.fleet.jobs import make
 
-    is_done(job.folder, job.recipe)  # or something else that is there, and stays
-    with stopping.one_run(job.folder, job.recipe.values()) as progress:
-        make(job, data_dir, progress, logged=logged)
-    _show([job.folder], out, job.folder)
+    with group.joined(job.recipe.device):
+        if group.leads():
+            is_done(job.folder, job.recipe)  # or something else that is there, and stays
+        with stopping.one_run(job.folder, job.recipe.values()) as progress:
+            make(job, data_dir, progress, logged=logged)
+    if not group.follows():
+        _show([job.folder], out, job.folder)
+
+
+def _together(gpus: int | None, runs: int = 1) -> None:
+    """Let as many processes as are wanted do what this command says, unless this is one of them."""
+    if (gpus or group.wanted()) > 1 and runs > 1:
+        raise EdblError("several processes make one run, of one method and seed; without --gpus, runs share GPUs out")
+    if group.wanted() > 1:
+        if gpus not in (None, group.wanted()):
+            raise EdblError(
+                f"{group.wanted()} processes were started together, so --gpus {gpus} cannot be; leave it out"
+            )
+    elif gpus is not None and gpus > 1:
+        from edbl.fleet.together import together
+
+        with stopping.interruptible(str):
+            stopping.told = True  # by the first of them
+            code = together(gpus, sys.argv[1:])
+        raise typer.Exit(code)
 
 
 def _run_many(
@@ -235,6 +261,7 @@ def resume(
     data: Annotated[str | None, typer.Option(help="The same for its data.")] = None,
     backbone: Annotated[str | None, typer.Option(help="The same for its backbone.")] = None,
     stream: Annotated[str | None, typer.Option(help="The same for its stream.")] = None,
+    gpus: Gpus = None,
     log: Log = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -243,11 +270,13 @@ def resume(
     from edbl.engine.run import resume as go_on
     from edbl.logs import logs
 
+    _together(gpus)
     own = {"method": method, "data": data, "backbone": backbone, "stream": stream}
     callbacks = logs(log or [])
     with stopping.one_run(folder, {key: own[word] for key, word in users.KEYS.items()}) as progress:
         go_on(folder, **own, data_dir=data_dir, progress=progress, callbacks=callbacks, changed=changed)
-    terminal.show_runs([folder], folder / "report.html")
+    if not group.follows():
+        terminal.show_runs([folder], folder / "report.html")
 
 
 def report(

@@ -1,5 +1,6 @@
-"""Augmentation on the device, a batch at a time: crop, flip, TrivialAugment, brightness, cutout, normalisation."""
+"""Augmentation on the device, a batch at a time: crops, flip, TrivialAugment, brightness, cutout, normalisation."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from edbl.data import trivial
 from edbl.data.devices import usable
+from edbl.data.far import near
 
 
 class Changes(NamedTuple):
@@ -21,6 +23,7 @@ class Changes(NamedTuple):
     hole: Tensor | None  # row and column of the centre of what is blanked, [2, n, 1]
     op: Tensor | None  # number of a change of TrivialAugment, [n]
     strength: Tensor | None  # its strength, -1 to 1, [n]
+    box: Tensor | None = None  # left, top, width and height, in pixels, of the part that is scaled, [4, n]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Transform:
     brightness: float = 0.0
     cutout: int = 0
     trivial: bool = False
+    view: int = 0  # side of what the network sees of an image: its centre, or in training a part that is scaled
+    resize: bool = False
 
     @staticmethod
     def of(
@@ -45,22 +50,32 @@ class Transform:
         device: torch.device,
         brightness: float = 0.0,
         cutout: int = 0,
+        view: int = 0,
     ) -> "Transform":
-        """Build from recipe values; ``augment`` says which of ``crop``, ``flip`` and ``trivial`` there are."""
+        """Build from recipe values; ``augment`` says which of ``crop``, ``flip``, ``trivial``, ``resize`` there are."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
-        crop, flip, some = (word in augment for word in ("crop", "flip", "trivial"))
-        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some)
+        crop, flip, some, resize = (word in augment for word in ("crop", "flip", "trivial", "resize"))
+        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some, view, resize)
+
+    def seen(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of what the network sees of images of a shape."""
+        return (shape[0], self.view, self.view) if self.view and len(shape) == 3 else tuple(shape)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
-        return x if x.ndim == 2 else (x.float() - self.mean) / self.std
+        return x if x.ndim == 2 else (self._centre(near(x)).float() - self.mean) / self.std
+
+    def _centre(self, x: Tensor) -> Tensor:
+        top, left = ((side - self.view) // 2 if self.view else 0 for side in x.shape[2:])
+        return x[:, :, top : top + self.view, left : left + self.view] if self.view else x
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
         """Return images changed at random, as the network takes them."""
         if x.ndim == 2:
             return x
+        x = near(x)
         changes = self.draw(x, generator)
-        if x.is_cuda and usable("augmentation", x.device):
+        if x.is_cuda and not self.view and not self.resize and usable("augmentation", x.device):
             from edbl.data.kernels import move
 
             return move(x, changes, self.mean, self.std, self.pad, self.cutout)
@@ -82,11 +97,15 @@ class Transform:
             hole = torch.stack([uniform(n, 1) * height, uniform(n, 1) * width]).long()
         op = torch.randint(len(trivial.OPS), (n,), generator=generator, device=x.device) if self.trivial else None
         strength = uniform(n) * 2 - 1 if self.trivial else None
-        return Changes(shift, flipped, bright, hole, op, strength)
+        box = draw_boxes(x.shape, generator) if self.resize else None
+        return Changes(shift, flipped, bright, hole, op, strength, box)
 
     def change(self, x: Tensor, changes: Changes) -> Tensor:
         """Return images with these changes, as the network takes them."""
-        x = self._moved(x, changes.shift, changes.flipped)
+        if changes.box is None:
+            x = self._moved(x, changes.shift, changes.flipped)
+        else:
+            x = scaled(x, changes.box, changes.flipped, self.view or x.shape[2])
         if changes.op is not None and changes.strength is not None:
             x = trivial.change(x, changes.op, changes.strength)
         if changes.bright is not None:
@@ -116,6 +135,38 @@ class Transform:
         # Advanced indices around the channel slice move it last: [n, height, width, c].
         picked = x[images, :, rows.unsqueeze(2), columns.unsqueeze(1)]
         return picked.permute(0, 3, 1, 2)
+
+
+AREA, RATIO, TRIES = (0.08, 1.0), (3 / 4, 4 / 3), 10  # of `torchvision.transforms.RandomResizedCrop`
+
+
+def draw_boxes(shape: Sequence[int], generator: Generator) -> Tensor:
+    """Return a part of each image: left, top, width and height in pixels, ``[4, n]``.
+
+    Its share of the area is even, and its width to its height even in logarithms; of ten tries, the first that fits.
+    """
+    n, _, height, width = shape
+    size, form, across, down = torch.rand(4, TRIES, n, generator=generator, device=generator.device)
+    area = height * width * (AREA[0] + (AREA[1] - AREA[0]) * size)
+    ratio = (math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * form).exp()
+    wide, high = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+    fits = (wide <= width) & (high <= height)  # [tries, n]
+    first = fits.float().argmax(0, keepdim=True)
+    wide, high, across, down = (one.gather(0, first).squeeze(0) for one in (wide, high, across, down))
+    there = fits.any(0)
+    wide, high = wide.where(there, float(width)), high.where(there, float(height))
+    return torch.stack([(across * (width - wide + 1)).floor(), (down * (height - high + 1)).floor(), wide, high])
+
+
+def scaled(x: Tensor, box: Tensor, flipped: Tensor | None, side: int) -> Tensor:
+    """Return a part of each image, scaled to a square by linear interpolation, and some of them mirrored."""
+    left, top, wide, high = (one.view(-1, 1) for one in box)
+    place = (torch.arange(side, device=x.device) + 0.5) / side  # [side]
+    columns = (1 - place).where(flipped, place) if flipped is not None else place.expand(len(x), -1)
+    # `grid_sample` takes places from -1 to 1, from one edge of the image to the other.
+    columns, rows = 2 * (left + wide * columns) / x.shape[3] - 1, 2 * (top + high * place) / x.shape[2] - 1
+    grid = torch.stack([columns.unsqueeze(1).expand(-1, side, -1), rows.unsqueeze(2).expand(-1, -1, side)], 3)
+    return F.grid_sample(x.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 
 class Views:

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from edbl import users
-from edbl.data import blocks, download, tiny
+from edbl.data import blocks, download, imagenet, tiny
 from edbl.data.download import Remote, Wrong
 from edbl.data.folder import load_folder
 from edbl.data.given import as_dataset
@@ -188,6 +188,11 @@ def load_fashion(folder: Path) -> Dataset:
     return Dataset("fashion-mnist", train, test, FASHION_CLASSES, odd_counts(train, test, 60_000, 10_000))
 
 
+def load_imagenet(folder: Path, name: str, classes: int) -> Dataset:
+    """Read ImageNet's folders of JPEG files, or those of a hundred classes, from a store of decoded images."""
+    return imagenet.load(folder, name, classes)
+
+
 def load_sklearn_digits(folder: Path) -> Dataset:
     """Return scikit-learn's 8x8 digits; they need no file, and ``folder`` is not used.
 
@@ -302,8 +307,10 @@ def _settings(
     backbone: str,
     memory: str,
     tasks: int = 5,
+    view: int = 0,
 ) -> Mapping[str, object]:
     return {
+        **({"data.view": view} if view else {}),
         "data.augment": augment,
         "data.pad": pad,
         "data.mean": mean,
@@ -354,6 +361,22 @@ DATASETS: dict[str, Source] = {
             FASHION,
             load_fashion,
             _settings("crop-flip", 4, (0.2190,), (0.3318,), "resnet32", "total=200"),
+        ),
+        *(
+            Source(
+                name,
+                f"{title}: about {train:,} + {test:,} images of {classes:,} classes, 3x256x256, seen as 3x224x224",
+                classes,
+                (),
+                partial(load_imagenet, name=name, classes=classes),
+                _settings(
+                    "resize-flip", 0, IMAGENET_MEAN, IMAGENET_STD, "resnet18-large", memory, 10, view=imagenet.VIEW
+                ),
+            )
+            for name, title, classes, train, test, memory in (
+                ("imagenet100", "ImageNet-100", 100, 129_000, 5_000, "total=2000"),
+                ("imagenet", "ImageNet-1000", 1000, 1_281_167, 50_000, "total=20000"),
+            )
         ),
         Source(
             "digits",

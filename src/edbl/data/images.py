@@ -1,17 +1,21 @@
-"""Labelled images that live on one device."""
+"""Labelled images that live on one device, or far from it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor
 
+from edbl.data import far
 from edbl.errors import EdblError
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images (uint8, ``[n, c, h, w]``), vectors (float32, ``[n, d]``) or views of them (float16, ``[n, views, d]``)."""
+    """Images (uint8, ``[n, c, h, w]``), vectors (float32, ``[n, d]``) or views of them (float16, ``[n, views, d]``).
+
+    Images may be `Far`; the rest is on the device.
+    """
 
     x: Tensor
     y: Tensor  # [n] int64, their labels
@@ -26,6 +30,10 @@ class Images:
     def to(self, device: torch.device) -> "Images":
         """Return the same images on ``device``."""
         return Images(self.x.to(device), self.y.to(device), {k: v.to(device) for k, v in self.extra.items()})
+
+    def here(self) -> "Images":
+        """Return the same images on the device."""
+        return replace(self, x=far.near(self.x))
 
     def of(self, classes: Sequence[int]) -> "Images":
         """Return the images whose label is one of ``classes``, in their present order."""
@@ -46,7 +54,7 @@ class Images:
         """Return all images of ``parts``, one part after the other; what a part lacks is NaN, of whole numbers -1."""
         names = dict.fromkeys(name for part in parts for name in part.extra)
         extra = {name: _filled(name, parts) for name in names}
-        return Images(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), extra)
+        return Images(far.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), extra)
 
 
 def _filled(name: str, parts: Sequence[Images]) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from edbl import store
+from edbl import group, store
 from edbl.errors import EdblError
 from edbl.methods.base import Phase
 from edbl.nets.net import Net
@@ -41,20 +41,24 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run."""
+    """The checkpoints of one run; of several processes, the first writes them, and says which of them all read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, name: str, saved: Saved) -> None:
         """Write a checkpoint."""
-        self.folder.mkdir(exist_ok=True)
-        store.save(self.folder, name, saved.values, saved.tensors)
+        if group.leads():
+            self.folder.mkdir(exist_ok=True)
+            store.save(self.folder, name, saved.values, saved.tensors)
 
     def load(self, name: str, kind: type = dict[str, object]) -> Saved | None:
         """Return a checkpoint with values of some ``kind``, or None if it is missing, truncated or altered."""
-        found: tuple[Any, dict[str, Tensor]] | None = store.find(self.folder, name, kind)
-        return Saved(found[1], found[0], self.folder / f"{name}.json") if found else None
+        found: tuple[Any, dict[str, Tensor]] | None = store.find(self.folder, name, kind) if group.leads() else None
+        if not group.told(found is not None):
+            return None
+        values, tensors = found or store.load(self.folder, name, kind)
+        return Saved(tensors, values, self.folder / f"{name}.json")
 
     def newest_task(self, below: int) -> tuple[int, Saved] | None:
         """Return the newest intact state after a task before ``below``."""
@@ -71,7 +75,7 @@ class Checkpoints:
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete checkpoints."""
-        for name in names:
+        for name in names if group.leads() else ():
             store.remove(self.folder, name)
 
     def save_task(self, task: int, tensors: dict[str, Tensor]) -> None:
@@ -95,7 +99,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in stems if match)
 
     def _newest(self, pattern: str, below: int | None, kind: type = dict[str, object]) -> tuple[int, Saved] | None:
-        for number in reversed(self._numbers(pattern)):
+        for number in reversed(group.told(self._numbers(pattern))):
             if below is None or number < below:
                 saved = self.load(pattern.format(number), kind)
                 if saved is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import edbl
+from edbl import group
 from edbl.data.devices import check, placed
 from edbl.errors import EdblError
 
@@ -103,10 +104,14 @@ def cores() -> int:
 
 
 def describe(device: torch.device) -> str:
-    """Return the device's name for a record, and how much of it the run had."""
+    """Return the device's name for a record, how much of it the run had, and how many processes shared the run."""
+    return _named(device) + (f", {group.size()} processes" if group.size() > 1 else "")
+
+
+def _named(device: torch.device) -> str:
     if device.type == "cuda":
         part = os.environ.get(PART, "100")
-        number = f", {placed(device)}" if torch.cuda.device_count() > 1 else ""
+        number = f", {placed(device)}" if torch.cuda.device_count() > 1 and group.size() == 1 else ""
         return torch.cuda.get_device_name(device) + number + (f", {part}% of it" if part != "100" else "")
     if device.type != "cpu":
         return f"{device} ({platform.machine()})"

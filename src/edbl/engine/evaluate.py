@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from edbl import group
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods.base import Method
 from edbl.nets.net import Net, Output, linear
+from edbl.nets.shared import apart
 
 NAME = r"[a-z][a-z0-9-]{0,30}"  # of a classifier
 PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough for the memory of small ones
@@ -20,8 +22,17 @@ PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough 
 
 @torch.no_grad()
 def outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
-    """Return the net's output for all images, in evaluation mode."""
+    """Return the net's output for all images, in evaluation mode; several processes share them out."""
     net.eval()
+    if 1 < group.size() <= len(images):
+        with apart():
+            logits, features, more = _outputs(net, images[group.own(len(images))], transform)
+        parts = {name: group.gathered(part, len(images)) for name, part in more.items()}
+        return Output(group.gathered(logits, len(images)), group.gathered(features, len(images)), parts)
+    return _outputs(net, images, transform)
+
+
+def _outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
     size = images.x.shape[2:].numel() if images.x.ndim == 4 else images.x.shape[-1]
     parts = [net(transform.normalise(x)) for x in images.x.split(max(1, PIXELS // size))]
     more = {name: torch.cat([p.more[name] for p in parts]) for name in parts[0].more}

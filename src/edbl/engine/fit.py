@@ -9,8 +9,10 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.optim.sgd import sgd
 
+from edbl import group
 from edbl.data.augment import Transform, Views
 from edbl.data.devices import usable
+from edbl.data.far import far, near
 from edbl.data.mixing import Batch
 from edbl.engine import contract
 from edbl.engine.checkpoint import Saved, State
@@ -125,6 +127,7 @@ class Loop:
         # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
         if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
             raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
+        group.check_same("the loss", losses.tolist())
         return {LOSS: float(losses.mean())} | {k: float(log.mean()) for k, log in zip(step.logs, logs, strict=True)}
 
     def show(self, net: Net, draw: Draw, place: Sequence[int | str]) -> None:
@@ -137,7 +140,7 @@ class Loop:
             while left > 0:
                 batches = draw.sampler(generator)[:left]
                 for index in batches:
-                    net((draw.augment or self.transform.augment)(draw.data[index].x, generator))
+                    net((draw.augment or self.transform.augment)(near(draw.data[index].x), generator))
                 left -= len(batches)
         net.eval()
 
@@ -186,13 +189,16 @@ class Step:
         self.augment = phase.draw.augment or transform.augment
         self.optimiser = optimiser(phase)
         self.use_graph = graph and usable("graph", device) and isinstance(self.optimiser, SGD)
-        self.ahead = phase.teacher if device.type == "cuda" else None  # a teacher answers beside the student's own pass
+        # A teacher answers beside the student's own pass.
+        self.ahead = phase.teacher if device.type == "cuda" and group.size() == 1 else None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.calls = 0
         self.images = 0  # images of a batch after mixing
         self.one_hot = torch.eye(classes, device=device)
         self.number = torch.zeros(1, dtype=torch.int64, device=device)  # of the step within the epoch
         self.batches = torch.empty(0, dtype=torch.int64, device=device)  # [steps, batch]
+        self.coming: Iterator[Tensor] | None = None  # batches of images that are far from the device
+        self.here: Tensor | None = None  # the present one
         self.losses = torch.empty(0, device=device)  # [steps]
         self.logs: dict[str, Tensor] = {}  # what the loss logs by name, [steps]
 
@@ -206,12 +212,17 @@ class Step:
             self.losses = torch.empty(len(batches), device=batches.device)
             self.logs = {}
         self.batches.copy_(batches)
+        apart = far(self.phase.draw.data.x)
+        self.coming = apart.batches(batches.cpu().unbind()) if apart else None
         self.losses.zero_()
         self.number.zero_()
         self.optimiser.set_rate(rate)
 
     def __call__(self) -> None:
         """Make one step."""
+        if self.coming is not None:
+            came = next(self.coming)
+            self.here = came if self.here is None else self.here.copy_(came)
         if self.graph is None and self.use_graph and self.calls == WARM_UP:
             self._try_to_capture()
         self.calls += 1
@@ -243,9 +254,9 @@ class Step:
 
     def _batch(self) -> Batch:
         index = self.batches.index_select(0, self.number).squeeze(0)
-        images = self.phase.draw.data[index]
-        labels = self.one_hot[images.y]  # [batch, seen]
-        x = self.augment(images.x, self.generator)
+        data = self.phase.draw.data
+        labels = self.one_hot[data.y[index]]  # [batch, seen]
+        x = self.augment(data.x[index] if self.here is None else self.here, self.generator)
         if len(x) != len(labels) or not x.is_floating_point():
             given = f"gives {x.dtype} {list(x.shape)} for {len(labels)} images"
             raise EdblError(f"`augment` of phase '{self.phase.name}' {given}; return as many, normalised, as floats")
@@ -390,8 +401,8 @@ class Foreign:
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of each group, times its ``lr_scale``."""
-        for group in self.optimiser.param_groups:
-            group["lr"] = rate * group.get("lr_scale", 1.0)
+        for own in self.optimiser.param_groups:
+            own["lr"] = rate * own.get("lr_scale", 1.0)
 
     def state(self) -> dict[str, Tensor]:
         """Return what it keeps for each parameter, for a checkpoint."""

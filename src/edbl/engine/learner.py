@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Generator, Tensor
 
-from edbl import users
+from edbl import group, users
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
 from edbl.data.stream import Task
@@ -26,6 +26,7 @@ from edbl.methods.base import Draw, Method, Phase, Tools
 from edbl.nets import named
 from edbl.nets.backbones import Backbone, ResNet
 from edbl.nets.net import Net
+from edbl.nets.shared import apart, share
 from edbl.rule import TaskFacts
 from edbl.schedule import Schedule
 from edbl.seeds import Seeds
@@ -73,9 +74,12 @@ class Learner:
         self.seeds = Seeds(training.seed)
         self.notes = list(notes)  # what a record should say of how it computes
         bf16 = environment.in_bf16(training.precision, device)
-        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph, self._note)
+        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph and group.size() == 1, self._note)
         self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
-        self.make = built = make or named.maker(training.net.backbone, shape, kind.last_relu, training.net.image_size)
+        self.seen = transform.seen(shape) if isinstance(transform, Transform) else shape
+        self.make = built = make or named.maker(
+            training.net.backbone, self.seen, kind.last_relu, training.net.image_size
+        )
 
         def backbone(generator: Generator) -> Backbone:  # kept by nets that grow, and copied with them
             return self._backbone(built, bf16, generator)
@@ -97,11 +101,13 @@ class Learner:
     def _backbone(self, built: Callable[[Generator], Backbone], bf16: bool, generator: Generator) -> Backbone:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
         made = built(generator).to(self.device)
-        fuse = bf16 and self.training.fused
-        for note in trial.settle(self.device, trial.shape_of(made, self.shape) if fuse else None, self.progress):
+        fuse = bf16 and self.training.fused and group.size() == 1
+        for note in trial.settle(self.device, trial.shape_of(made, self.seen) if fuse else None, self.progress):
             self._note(note)
         if isinstance(made, ResNet) and fuse:
-            made.fuse(self.shape)
+            made.fuse(self.seen)
+        if group.size() > 1:
+            share(made)
         return made
 
     def _note(self, note: str) -> None:
@@ -253,9 +259,9 @@ class Learner:
             yield
         except torch.OutOfMemoryError as error:
             images = getattr(error, "images", self.training.optim.batch)
-            raise EdblError(
-                room.told(self.net, self.training, self.shape, self.device, images, self.loop.bf16)
-            ) from error
+            with apart():
+                told = room.told(self.net, self.training, self.seen, self.device, images, self.loop.bf16)
+            raise EdblError(told) from error
 
     def _fit(
         self,

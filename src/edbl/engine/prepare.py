@@ -1,5 +1,6 @@
 """What a run needs before it trains: its data, its stream and its learner, so that all that can fail early does."""
 
+import gc
 import hashlib
 import inspect
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 from edbl import users
 from edbl.data import datasets
 from edbl.data.arrivals import Arrivals, arrivals, own_parts, share_out
+from edbl.data.far import far, placed
 from edbl.data.given import as_dataset
 from edbl.data.images import Dataset
 from edbl.data.stream import Kind, Stream, class_order, find_classes, hold_out, task_sizes
@@ -57,6 +59,9 @@ class Prepared:
         order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
         self.fingerprint = fingerprint(dataset, parts if recipe.stream.given else ())
         Budget.parse(recipe.memory).check(len(order))
+        train, test = placed([dataset.train.x, dataset.test.x], settings.on, device)
+        self.far = far(train) is not None
+        dataset = replace(dataset, train=replace(dataset.train, x=train), test=replace(dataset.test, x=test))
         self.stream = Stream(dataset, order, sizes, device, parts)
         check_stream(find_method(recipe.method), self.stream.kinds)
         shape = dataset.train.x.shape[1:]
@@ -92,6 +97,8 @@ class Prepared:
                 f"freeze in `begin`, or leave it out of the `params` of phases"
             )
         self.learner = learner
+        if self.far:  # learners hold themselves, and with them all exemplars
+            gc.collect()
 
     def record(self) -> Record:
         """Return the record of a run that has learnt nothing yet."""
@@ -129,7 +136,9 @@ class Prepared:
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Tell whether two tensors have the same bits, or are both not a number."""
-    return one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
+    if one.is_floating_point():
+        one, other = one.nan_to_num(), other.nan_to_num()
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
@@ -238,6 +247,7 @@ def fingerprint(dataset: Dataset, parts: Sequence[Tensor] = ()) -> str:
     if parts:
         digest.update(_digest_of_parts(parts).encode())
     for images in (dataset.train, dataset.test):
-        digest.update(images.x.contiguous().numpy().data)
+        apart = far(images.x)
+        digest.update(apart.digest().encode() if apart else images.x.contiguous().numpy().data)
         digest.update(images.y.contiguous().numpy().data)
     return digest.hexdigest()

@@ -1,14 +1,16 @@
 """One run, from recipe to record: every task learnt, evaluated and saved; killed at any moment, it can go on."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from edbl import records, users
+from edbl import group, records, users
 from edbl.data import datasets
 from edbl.data.images import Dataset
 from edbl.engine import environment
@@ -65,9 +67,25 @@ def run(
     """
     recipe, dataset = with_objects(recipe, data, backbone, method, stream)
     folder = Path(out) if out else default_folder(recipe)
+    with group.joined(recipe.device):
+        if group.leads():
+            return _begin(recipe, folder, data_dir, Listeners(progress, callbacks), dataset, start)
+        listeners = Listeners(None, ())
+        prepared = Prepared(recipe, data_dir, listeners, dataset)
+        return _learn_tasks(prepared, folder, prepared.record(), listeners)
+
+
+def _begin(
+    recipe: Recipe,
+    folder: Path,
+    data_dir: Path | None,
+    listeners: Listeners,
+    dataset: Dataset | None,
+    start: Start | None,
+) -> Record:
+    """Make a run in a folder that does not hold anything yet."""
     if folder.exists() and (not folder.is_dir() or not is_free(folder)):
         raise taken(folder)
-    listeners = Listeners(progress, callbacks)
     prepared = Prepared(recipe, data_dir, listeners, dataset)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -111,12 +129,13 @@ def resume(
     objects = {word: given[word] for key, word in users.KEYS.items() if key not in files}
     record = records.read(folder)
     if record.status != "done":
-        with lock(folder):
+        with group.joined(str(flat(record.recipe).get("device"))), lock(folder) if group.leads() else nullcontext():
             record = records.read(folder)  # another process may have gone on meanwhile
-            if record.status != "done":
-                listeners = Listeners(progress, callbacks)
+            if group.told(record.status) != "done":
+                listeners = Listeners(progress, callbacks) if group.leads() else Listeners(None, ())
                 prepared = _prepare_again(folder, record, data_dir, listeners, objects, changed)
-                sweep(folder)
+                if group.leads():
+                    sweep(folder)
                 return _learn_tasks(prepared, folder, record, listeners)
     if any(one is not None for one in objects.values()):
         _same_objects(folder, record, objects, changed)
@@ -225,7 +244,7 @@ def _learn_tasks(
     first = _restore(prepared, folder, record, checkpoints)
     what = record.started, record.method, record.data, record.seed
     facts = Facts(folder, *what, len(prepared.stream), recipe.values())
-    with listeners.listening(facts, record):
+    with listeners.listening(facts, record) if group.leads() else nullcontext():
         return _learn_from(first, prepared, folder, record, checkpoints, listeners.teller, start)
 
 
@@ -264,16 +283,18 @@ def _learn_from(
             record.losses.append(learnt.losses)
             record.within.append(learnt.within)
             record.seconds.append(sum(learnt.seconds.values()))
-            records.write(record, folder)
+            _check_same(tensors)
+            _write(record, folder)
             if teller.callbacks:
                 teller.task_end(record, task.seen)
             checkpoints.save_task(number, tensors)
+            del tensors  # a copy of all exemplars
             if number + 1 < tasks:
                 prepared.go_on_afresh(checkpoints, number)
             accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())
             about = f"task {number + 1}/{tasks}, {task.seen} classes"
             progress.say(f"{record.method}: {about}: {accuracy}  ({record.seconds[-1]:.1f} s)")
-            if teller.stopped and number + 1 < tasks:
+            if group.told(teller.stopped) and number + 1 < tasks:
                 return record
     except EdblError as error:
         raise _failed(error, folder, record, checkpoints) from error
@@ -281,11 +302,28 @@ def _learn_from(
         _crashed(error, folder, record)
         raise
     features, labels = prepared.sample_features()
-    records.write_features(folder, features.numpy(), labels.numpy())
+    if group.leads():
+        records.write_features(folder, features.numpy(), labels.numpy())
     record.status, record.message = "done", ""
-    records.write(record, folder)
+    _write(record, folder)
     checkpoints.keep_last(tasks)
     return record
+
+
+def _write(record: Record, folder: Path, *, cut: bool = False) -> None:
+    """Write the record; of several processes the first does."""
+    if group.leads():
+        records.write(record, folder, cut=cut)
+
+
+def _check_same(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse to go on where processes have not learnt the same, or keep other exemplars."""
+    if group.size() == 1:
+        return
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(tensors.items()):
+        digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    group.check_same("what was learnt", digest.hexdigest())
 
 
 def _add_notes(record: Record, notes: Sequence[str]) -> None:
@@ -334,7 +372,7 @@ def _restore(prepared: Prepared, folder: Path, record: Record, checkpoints: Chec
     for per_task in (record.seconds, record.timings, record.losses, record.within, record.kept):
         del per_task[first:]
     record.confusions = {k: v[:first] for k, v in record.confusions.items()}
-    records.write(record, folder, cut=first < before)
+    _write(record, folder, cut=first < before)
     return first
 
 
@@ -344,7 +382,7 @@ def _crashed(error: Exception, folder: Path, record: Record) -> None:
     where = users.place(error)
     record.status, record.message = "failed", f"{where}: {type(error).__name__}: {error}"
     with suppress(EdblError):
-        records.write(record, folder)
+        _write(record, folder)
     again = users.again(flat(record.recipe))
     how = command("resume", folder, *again, *(["--changed"] if users.told(error) else []))
     error.add_note(where)
@@ -355,7 +393,7 @@ def _failed(error: EdblError, folder: Path, record: Record, checkpoints: Checkpo
     """Write into the record why a run failed, and return the error that says where."""
     record.status, record.message = "failed", str(error)
     with suppress(EdblError):  # a full disk must not hide what happened
-        records.write(record, folder)
+        _write(record, folder)
     at = f"run {folder}, task {len(record.seconds) + 1} of {len(record.task_sizes)}"
     if isinstance(error, Diverged):  # to go on would lead to the same
         return Diverged(f"{error}, in a new run ({at})")

@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from edbl import records
+from edbl import group, records
 from edbl.engine.folders import Taken, default_folder, plain, runs_in
 from edbl.engine.progress import Progress
 from edbl.engine.run import resume, run
@@ -38,15 +38,16 @@ def make(
     logged: Sequence[str] = (),
 ) -> None:
     """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
-    if not (job.folder / records.RECORD).exists():
-        try:
-            run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
-            return
-        except Taken:
-            if not (job.folder / records.RECORD).exists():
-                raise
-            # Another process was faster.
-    resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
+    with group.joined(job.recipe.device):
+        if not group.told((job.folder / records.RECORD).exists()):
+            try:
+                run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
+                return
+            except Taken:
+                if not (job.folder / records.RECORD).exists():
+                    raise
+                # Another process was faster.
+        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
 
 
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:

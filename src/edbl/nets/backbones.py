@@ -46,17 +46,27 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem without pooling, stages of basic blocks, global average pooling, with or without a last ReLU."""
+    """A 3x3 stem without pooling, stages of basic blocks, global average pooling, with or without a last ReLU.
+
+    One for ``large`` images begins with a 7x7 stem of stride 2 and a pooling of stride 2, as for ImageNet.
+    """
 
     def __init__(
-        self, channels: int, widths: Sequence[int], blocks: int, project: bool, last_relu: bool = True
+        self,
+        channels: int,
+        widths: Sequence[int],
+        blocks: int,
+        project: bool,
+        last_relu: bool = True,
+        large: bool = False,
     ) -> None:
         super().__init__()
+        self.large = large
         self.width = widths[-1]
         self.last_relu = last_relu
         self.ends = tuple(blocks * (stage + 1) - 1 for stage in range(len(widths)))  # last block of each stage
         self.widths, self.project = tuple(widths), project
-        self.stem = nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], *((7, 2, 3) if large else (3, 1, 1)), bias=False)
         self.norm = nn.BatchNorm2d(widths[0])
         layers = []
         inputs = widths[0]
@@ -94,6 +104,8 @@ class ResNet(nn.Module):
             if not (self.stem.weight.requires_grad or x.requires_grad):
                 return self.fused.infer(x, torch.bfloat16)
         x = F.relu(self.norm(self.stem(x)))
+        if self.large:
+            x = _pooled(x) if x.is_cuda else F.max_pool2d(x, 3, 2, 1)
         for number, block in enumerate(self.blocks):
             x = block(x)
             if watch is not None:
@@ -101,6 +113,18 @@ class ResNet(nn.Module):
             if self.last_relu or number < self.ends[-1]:
                 x = F.relu(x)
         return x.mean((2, 3))
+
+
+def _pooled(x: Tensor) -> Tensor:
+    """Return the largest of each 3x3 pixels, 2 apart, of what is never negative.
+
+    On a GPU PyTorch's own way back adds in any order, so that its bits are not always the same.
+    """
+    x = F.pad(x, [1, 1, 1, 1])
+    first, second, third = (x[:, :, k : k + x.shape[2] - 2 : 2] for k in range(3))
+    x = torch.maximum(torch.maximum(first, second), third)
+    first, second, third = (x[:, :, :, k : k + x.shape[3] - 2 : 2] for k in range(3))
+    return torch.maximum(torch.maximum(first, second), third)
 
 
 class MLP(nn.Module):
@@ -172,6 +196,9 @@ def _inputs(shape: Sequence[int]) -> int:
 BACKBONES: dict[str, Callable[[Sequence[int], bool], Backbone]] = {
     "resnet32": lambda shape, relu: ResNet(shape[0], (16, 32, 64), blocks=5, project=False, last_relu=relu),
     "resnet18": lambda shape, relu: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu),
+    "resnet18-large": lambda shape, relu: ResNet(
+        shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu, large=True
+    ),
     "small": lambda shape, relu: ResNet(shape[0], (16, 32), blocks=1, project=False, last_relu=relu),
     "mlp": lambda shape, relu: MLP(_inputs(shape), last_relu=relu),
     "given": lambda shape, relu: Given(_inputs(shape)),
