@@ -157,8 +157,8 @@ def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    cores, gpus = environment.cores(), environment.gpus(device)
-    return min(6 * len(gpus), cores) if gpus else max(1, cores // 2)
+    gpus = environment.gpus(device)
+    return min(6 * len(gpus), environment.cores()) if gpus else environment.on_cores()
 
 
 def divisible(recipe: Recipe) -> bool:
