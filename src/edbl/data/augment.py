@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from edbl.data import trivial
+from edbl.data import pixels, trivial
 from edbl.data.devices import usable
 
 
@@ -86,9 +86,28 @@ class Transform:
 
     def change(self, x: Tensor, changes: Changes) -> Tensor:
         """Return images with these changes, as the network takes them."""
+        if x.device.type == "cpu" and x.dtype == torch.uint8:
+            return self._changed_on_cpu(x, changes)
         x = self._moved(x, changes.shift, changes.flipped)
         if changes.op is not None and changes.strength is not None:
             x = trivial.change(x, changes.op, changes.strength)
+        return self._lit(x, changes)
+
+    def _changed_on_cpu(self, x: Tensor, changes: Changes) -> Tensor:
+        """Return the same bits, in the same layout, on which those of convolutions hang."""
+        shift, flipped, bright, hole, op, strength = changes
+        x = pixels.moved(x, shift, flipped, self.pad)
+        if op is not None and strength is not None:
+            x = pixels.changed(x, op, strength)
+        x = self._lit(x, changes)
+        still = shift is None and flipped is None and op is None
+        grey = x.shape[1] == 1 and not (bright is None and op is None)
+        if still or grey or hole is not None:
+            return x
+        last = x.permute(0, 2, 3, 1)
+        return torch.empty(last.shape).copy_(last).permute(0, 3, 1, 2)
+
+    def _lit(self, x: Tensor, changes: Changes) -> Tensor:
         if changes.bright is not None:
             x = (x * changes.bright).clamp(max=255)
         x = self.normalise(x)
