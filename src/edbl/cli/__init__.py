@@ -17,9 +17,6 @@ from edbl.cli import data, lists, models, runs, serve, stopping, studies, termin
 from edbl.cli.options import with_flags
 from edbl.errors import EdblError
 
-# How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
-# over, where other processes want the cores too; shorter costs nothing where none does.
-SPINS = "2000"
 ALLOCATOR = "DefaultCPUAllocator"  # which PyTorch names where there is no memory
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -28,8 +25,6 @@ app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2."""
     stopping.told = False
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
     if sys.stdout is None:  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -248,6 +248,7 @@ def bench(
     device: Device = "auto",
     backbone: Annotated[str, typer.Option(help="resnet32, resnet18, small or mlp.")] = "resnet32",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
+    precision: Annotated[str, typer.Option(help="auto, fp32 or bf16, which has a row of its own on a CPU.")] = "auto",
     steps: Annotated[
         int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
     ] = None,
@@ -270,7 +271,7 @@ def bench(
         (_verify if verify else _tune)(device, as_json)
         return
     with terminal.console.status("timing"):
-        found = measure(pick_device(device), backbone, batch, steps, workers)
+        found = measure(pick_device(device), backbone, batch, steps, workers, precision)
     if as_json:
         print(json.dumps(found, indent=1))
         return

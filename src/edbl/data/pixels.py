@@ -37,7 +37,7 @@ def _framed(x: Tensor, pad: int) -> Tensor:
 
 def _warped(x: Tensor, op: Tensor, strength: Tensor) -> Tensor:
     """Take each pixel from where it was, or out of a black frame."""
-    n, channels, height, width = x.shape
+    _, channels, height, width = x.shape
     rows, columns = (place.long() + 1 for place in trivial.sources(op, strength, height, width))
     places = rows.clamp_(0, height + 1) * (width + 2) + columns.clamp_(0, width + 1)
     return _framed(x, 1).flatten(2).gather(2, places.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(x.shape)
