@@ -198,6 +198,25 @@ def test_wrong_numbers_of_a_kernel_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert "wrong by" in trial.network(CPU, SHAPE)
 
 
+def test_an_odd_batch_and_that_of_the_run_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def measure(device: torch.device, shape: Shape, blocks: int = 2, images: int = 0) -> Errors:
+        tried.append(images)
+        return Errors([0.5 if images == wrong else 0.0], [0.1], True)
+
+    monkeypatch.setattr(trial, "measure", measure)
+    net = backbones.build("resnet32", (3, 32, 32), torch.Generator())
+    shape = trial.shape_of(net, (3, 32, 32), 100)
+    assert shape is not None
+    for wrong, after in ((0, [13, 16, 100]), (13, [13]), (100, [13, 16, 100])):
+        tried.clear()
+        told = trial.network(CPU, shape)
+        assert tried == after
+        assert told.startswith(f"in a batch of {wrong}, they are wrong by 50.0%") if wrong else not told
+    assert trial.shape_of(net, (3, 32, 32), 4000) == shape._replace(batch=256)
+
+
 def test_a_note_is_told_once_and_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = "PyTorch augments on this device: it does not compile"
     monkeypatch.setattr(trial, "settle", lambda device, shape, progress: [note])

@@ -24,7 +24,7 @@ from edbl.nets import launch
 
 BATCH = 128
 SIDE = 32
-RESNET32 = Shape(3, (16, 32, 64), True, SIDE)
+RESNET32 = Shape(3, (16, 32, 64), True, SIDE, BATCH)
 SIDE_BY_SIDE = 3  # processes
 SERVICE_SECONDS = 60
 # A process that uses the GPU beside others, and says how much of it there is.

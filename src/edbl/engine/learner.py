@@ -98,7 +98,8 @@ class Learner:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
         made = built(generator).to(self.device)
         fuse = bf16 and self.training.fused
-        for note in trial.settle(self.device, trial.shape_of(made, self.shape) if fuse else None, self.progress):
+        shape = trial.shape_of(made, self.shape, self.training.optim.batch) if fuse else None
+        for note in trial.settle(self.device, shape, self.progress):
             self._note(note)
         if isinstance(made, ResNet) and fuse:
             made.fuse(self.shape)
