@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -388,3 +389,27 @@ def test_there_is_nothing_to_tune_on_a_cpu(cli: Cli) -> None:
     assert done.code == 2
     assert "has no launch table" in done.err
     assert cli("bench", "--tune", "--verify").code == 2
+
+
+def test_verify_ends_in_time(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edbl.bench import verify
+
+    def look(device: torch.device) -> verify.Found:
+        clock[0] += 70
+        return "right", "as it should be"
+
+    clock = [0.0]
+    monkeypatch.setattr(verify, "time", Mock(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(verify, "LOOKS", [verify.Look(name, look) for name in ("one", "two", "three", "four")])
+    found = json.loads(cli("bench", "--verify", "--device", "cpu", "--json").out)["findings"]
+    assert [finding["state"] for finding in found] == ["right", "right", "left out", "left out"]
+    assert found[-1]["told"] == "120 s are over"
+
+
+def test_verify_leaves_a_trial_part_of_its_time(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edbl.bench import verify
+
+    child(monkeypatch, "import time; print('ready', flush=True); time.sleep(60)")
+    monkeypatch.setattr(verify, "TRIAL_SECONDS", 0.5)
+    monkeypatch.setattr(verify, "LOOKS", [look for look in verify.LOOKS if look.kernel])
+    assert {finding.told.partition(";")[0] for finding in verify.verify(GPU)} == {"its trial took more than 0.5 s"}

@@ -110,19 +110,20 @@ def _name(device: torch.device, shape: Shape | None) -> str:
     return launch.name("trial", facts)
 
 
-def apart(device: torch.device, shape: Shape | None) -> Wrong:
-    """Try a device in a process of its own; in this one if that cannot have the device."""
+def apart(device: torch.device, shape: Shape | None, seconds: float = 0.0) -> Wrong:
+    """Try a device in a process of its own, at most ``SECONDS``, or ``seconds``; in this one if that fails."""
+    seconds = seconds or SECONDS
     number = devices.placed(device).index
     here = str(Path(edbl.__file__).parents[1])
     path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, "-m", "edbl.engine.trial", str(number), json.dumps(shape)]
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=SECONDS,
+            command, capture_output=True, text=True, errors="replace", timeout=seconds,
             env=os.environ | {"PYTHONPATH": path}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(_wanted(shape), f"its trial took more than {SECONDS} s")
+        return dict.fromkeys(_wanted(shape), f"its trial took more than {seconds} s")
     except OSError:  # no interpreter to start, as within another program
         return here_and_now(device, shape)
     first, *rest = ended.stdout.splitlines() or [""]
