@@ -129,7 +129,12 @@ def test_there_is_at_least_one_step(cli: Cli, steps: int) -> None:
 
 def test_bf16_on_a_cpu_has_a_row_of_its_own(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr(bench, "engine", lambda *_, bf16, graph: made.append((bf16, graph)) or (lambda: None))
+
+    def engine(*_: object, **how: bool) -> Callable[[], None]:
+        made.append((how["bf16"], how["graph"]))
+        return lambda: None
+
+    monkeypatch.setattr(bench, "engine", engine)
     monkeypatch.setattr(environment, "computes_bf16", lambda device: True)
     found = json.loads(cli(*QUICK, "--batch", 8, "--steps", 1, "--precision", "bf16", "--json").out)
     assert [row["name"] for row in found["rows"]][:3] == ["edbl", "edbl, bf16", BARE]

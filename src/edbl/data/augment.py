@@ -53,7 +53,7 @@ class Transform:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
-        return x if x.ndim == 2 else (x.float() - self.mean) / self.std
+        return x if x.ndim == 2 else (x.float() - self.mean).div_(self.std)
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
         """Return images changed at random, as the network takes them."""
