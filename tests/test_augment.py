@@ -253,3 +253,20 @@ def test_what_the_network_sees_of_larger_images() -> None:
     assert all(
         torch.equal(one, other) or torch.equal(one, other.flip(2)) for one, other in zip(seen, centre, strict=True)
     )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("augment", ["crop-flip-trivial", "crop-flip", "crop", "flip", "none"])
+@pytest.mark.parametrize(("brightness", "cutout"), [(0.0, 0), (0.3, 0), (0.0, 4)])
+def test_a_cpu_gives_the_bits_and_the_layout_of_other_devices(
+    augment: str, channels: int, brightness: float, cutout: int
+) -> None:
+    for n, height, width, pad in ((256, 7, 9, 2), (1, 8, 8, 3), (37, 1, 5, 0), (2, 6, 6, 7)):
+        change = Transform.of(augment, pad, MEAN[:channels], STD[:channels], CPU, brightness, cutout)
+        images = torch.randint(0, 256, (n, channels, height, width), dtype=torch.uint8, generator=seeded(n))
+        changes = change.draw(images, seeded())
+        here, there = change.change(images, changes), change.change(images.short(), changes)  # which goes the usual way
+        assert torch.equal(here, there)
+        assert here.stride() == there.stride()
+        for same in (images.contiguous(memory_format=torch.channels_last), images[:1].expand(n, -1, -1, -1)):
+            assert torch.equal(change.change(same, changes), change.change(same.short(), changes))

@@ -12,24 +12,26 @@ from torch import Generator, Tensor
 from edbl.bench import step as bench
 from edbl.bench.step import BARE, ROUNDS, Row, Way, bare, data_path, engine, in_turns, rows, seconds
 from edbl.data.samplers import Uniform
+from edbl.engine import environment
 from tests.conftest import Cli
 
 CPU = torch.device("cpu")
 BOUND = 1.05
+SMALL_BOUND = 1.25  # of the smallest network, beside which making a batch counts most
 PLANTED = 0.025  # seconds
 QUICK = "bench", "--backbone", "mlp", "--workers", 0, "--device", "cpu"
 
 
-def of_bare(step: Callable[[], None]) -> float:
+def of_bare(step: Callable[[], None], backbone: str = "resnet32", batch: int = 16, bound: float = BOUND) -> float:
     """Return how many times the bare network's step this one takes.
 
     Time is that of this process alone, at its best in many turns: whatever else the machine does can only add. Where
     the ratio is above the bound, more turns are taken, a few times.
     """
-    ours, theirs = Way(step, 1, 0), Way(bare(CPU, "resnet32", 16), 1, 0)
+    ours, theirs = Way(step, 1, 0), Way(bare(CPU, backbone, batch), 1, 0)
     taken: list[tuple[float, float]] = []
-    ratio = BOUND
-    while ratio >= BOUND and len(taken) < 40:
+    ratio = bound
+    while ratio >= bound and len(taken) < 40:
         taken += [(seconds(ours, CPU, time.process_time), seconds(theirs, CPU, time.process_time)) for _ in range(10)]
         ratio = min(t for t, _ in taken) / min(t for _, t in taken)
     return ratio
@@ -37,6 +39,11 @@ def of_bare(step: Callable[[], None]) -> float:
 
 def test_the_engine_adds_next_to_nothing_to_the_bare_network() -> None:
     assert of_bare(engine(CPU, "resnet32", 16, bf16=False, graph=False)) < BOUND
+
+
+def test_a_batch_costs_little_beside_a_small_network() -> None:
+    step = engine(CPU, "mlp", 128, bf16=False, graph=False)
+    assert of_bare(step, "mlp", 128, SMALL_BOUND) < SMALL_BOUND
 
 
 def test_a_slower_engine_would_be_seen() -> None:
@@ -118,3 +125,25 @@ def test_there_is_at_least_one_step(cli: Cli, steps: int) -> None:
     finished = cli(*QUICK, "--batch", 8, "--steps", steps)
     assert finished.code == 2
     assert "--steps" in finished.err
+
+
+def test_bf16_on_a_cpu_has_a_row_of_its_own(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def engine(*_: object, **how: bool) -> Callable[[], None]:
+        made.append((how["bf16"], how["graph"]))
+        return lambda: None
+
+    monkeypatch.setattr(bench, "engine", engine)
+    monkeypatch.setattr(environment, "computes_bf16", lambda device: True)
+    found = json.loads(cli(*QUICK, "--batch", 8, "--steps", 1, "--precision", "bf16", "--json").out)
+    assert [row["name"] for row in found["rows"]][:3] == ["edbl", "edbl, bf16", BARE]
+    assert made == [(False, False), (True, False)]
+
+
+def test_a_precision_that_is_not_there_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "computes_bf16", lambda device: False)
+    for precision, told in (("bf16", "precision bf16 was asked for"), ("fp16", "unknown value of precision 'fp16'")):
+        finished = cli(*QUICK, "--batch", 8, "--steps", 1, "--precision", precision)
+        assert finished.code == 2
+        assert told in finished.err

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -198,6 +199,25 @@ def test_wrong_numbers_of_a_kernel_are_seen(monkeypatch: pytest.MonkeyPatch) -> 
     assert "wrong by" in trial.network(CPU, SHAPE)
 
 
+def test_an_odd_batch_and_that_of_the_run_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def measure(device: torch.device, shape: Shape, blocks: int = 2, images: int = 0) -> Errors:
+        tried.append(images)
+        return Errors([0.5 if images == wrong else 0.0], [0.1], True)
+
+    monkeypatch.setattr(trial, "measure", measure)
+    net = backbones.build("resnet32", (3, 32, 32), torch.Generator())
+    shape = trial.shape_of(net, (3, 32, 32), 100)
+    assert shape is not None
+    for wrong, after in ((0, [13, 16, 100]), (13, [13]), (100, [13, 16, 100])):
+        tried.clear()
+        told = trial.network(CPU, shape)
+        assert tried == after
+        assert told.startswith(f"in a batch of {wrong}, they are wrong by 50.0%") if wrong else not told
+    assert trial.shape_of(net, (3, 32, 32), 4000) == shape._replace(batch=256)
+
+
 def test_a_note_is_told_once_and_is_in_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note = "PyTorch augments on this device: it does not compile"
     monkeypatch.setattr(trial, "settle", lambda device, shape, progress: [note])
@@ -369,3 +389,27 @@ def test_there_is_nothing_to_tune_on_a_cpu(cli: Cli) -> None:
     assert done.code == 2
     assert "has no launch table" in done.err
     assert cli("bench", "--tune", "--verify").code == 2
+
+
+def test_verify_ends_in_time(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edbl.bench import verify
+
+    def look(device: torch.device) -> verify.Found:
+        clock[0] += 70
+        return "right", "as it should be"
+
+    clock = [0.0]
+    monkeypatch.setattr(verify, "time", Mock(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(verify, "LOOKS", [verify.Look(name, look) for name in ("one", "two", "three", "four")])
+    found = json.loads(cli("bench", "--verify", "--device", "cpu", "--json").out)["findings"]
+    assert [finding["state"] for finding in found] == ["right", "right", "left out", "left out"]
+    assert found[-1]["told"] == "120 s are over"
+
+
+def test_verify_leaves_a_trial_part_of_its_time(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edbl.bench import verify
+
+    child(monkeypatch, "import time; print('ready', flush=True); time.sleep(60)")
+    monkeypatch.setattr(verify, "TRIAL_SECONDS", 0.5)
+    monkeypatch.setattr(verify, "LOOKS", [look for look in verify.LOOKS if look.kernel])
+    assert {finding.told.partition(";")[0] for finding in verify.verify(GPU)} == {"its trial took more than 0.5 s"}

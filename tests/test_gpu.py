@@ -230,7 +230,7 @@ def test_a_graph_gives_the_bits_of_single_steps(variant: str, old: int, bf16: bo
 
 def test_a_trial_finds_nothing_wrong_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    shape = trial.Shape(3, (16, 32, 64), True, 32)
+    shape = trial.Shape(3, (16, 32, 64), True, 32, 100)
     assert trial.apart(GPU, shape) == dict.fromkeys(trial.INSTEAD, "")
     assert trial.settle(GPU, shape, Progress()) == []
     assert trial.known(GPU, shape) == dict.fromkeys(trial.INSTEAD, "")

@@ -69,6 +69,43 @@ def test_only_the_cores_that_the_process_may_use_are_counted(monkeypatch: pytest
         os.sched_setaffinity(0, usual)
 
 
+@pytest.mark.parametrize(
+    ("asked", "gigabytes", "runs"),
+    [
+        ("", 64, 8),
+        ("1", 64, 8),
+        ("2", 64, 4),
+        ("3,2", 64, 2),
+        ("16", 64, 1),
+        ("0", 64, 8),
+        ("many", 64, 8),
+        ("", 3, 3),
+        ("", 0, 1),
+    ],
+)
+def test_a_cpu_makes_a_run_for_each_core_or_each_of_the_threads_that_are_asked_for_as_memory_allows(
+    asked: str, gigabytes: int, runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "cores", lambda: 8)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    monkeypatch.setattr(environment, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text(f"MemTotal:  9 kB\nMemAvailable:   {gigabytes * 2**20 + 9} kB\n")
+    assert many.at_once("cpu") == runs
+
+
+def test_a_container_may_have_less_memory_and_some_systems_do_not_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr(environment, "ALLOWED", tmp_path / "max")
+    assert environment.free() > 2**60
+    (tmp_path / "meminfo").write_text("MemAvailable: 4194304 kB\n")
+    (tmp_path / "max").write_text("max\n")
+    assert environment.free() == 4 * 2**30
+    (tmp_path / "max").write_text(f"{2**31}\n")
+    assert environment.free() == 2**31
+
+
 @pytest.mark.parametrize(("limit", "threads"), [(3, 3), (9, 4)])
 def test_threads_of_a_run_are_its_share_of_the_cores_and_no_more_than_asked_for(
     limit: int, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -82,6 +82,14 @@ def test_studies_of_the_calibration_never_see_test_images() -> None:
         assert study.decision
 
 
+def test_a_study_may_ask_what_bf16_changes() -> None:
+    runs = planned(read(ROOT / "studies" / "small" / "bf16.toml").experiment, range(3))
+    assert [run.recipe.precision for run in runs[:4]] == ["fp32", "bf16"] * 2
+    assert len({(key(run.recipe), run.recipe.seed) for run in runs}) == 12
+    fp32 = runs[0].recipe
+    assert key(replace(fp32, precision="auto")) == key(fp32) != key(replace(fp32, precision="bf16"))
+
+
 STUDY = """
 question = "Which temperature?"
 method = "rkd"

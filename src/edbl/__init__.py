@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from edbl.users import register
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reports to its makers, unless told before its import
+# How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
+# over, where other processes want the cores too; shorter costs nothing where none does. PyTorch's library of threads
+# reads it when PyTorch is imported.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 __version__ = "0.1.0"
 __all__ = [

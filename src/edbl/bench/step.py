@@ -25,7 +25,7 @@ from edbl.data.samplers import Sampler
 from edbl.data.stream import Task
 from edbl.engine import environment
 from edbl.engine.fit import Step
-from edbl.errors import EdblError
+from edbl.errors import EdblError, unknown
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Method, Tools
 from edbl.methods.rkd import RKD
@@ -37,6 +37,7 @@ OLD, NEW, EXEMPLARS, IMAGES = 20, 20, 2000, 10_000  # CIFAR-100, Base-0, 5 phase
 MEAN, STD = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25)
 ROUNDS = 5
 BARE = "bare network"
+PRECISIONS = ("auto", "fp32", "bf16")
 DATA_STEPS = 100  # timed in a round of the data path at least: it is quick, and draws once an epoch
 
 
@@ -58,16 +59,25 @@ class Row:
     of_bare: float  # times the bare network's step of the same round, median of the rounds
 
 
-def measure(device: torch.device, backbone: str, batch: int, steps: int | None, workers: int) -> dict[str, Any]:
-    """Return the header and the rows of a benchmark; if nobody says how many ``steps``, few on a CPU."""
+def measure(
+    device: torch.device, backbone: str, batch: int, steps: int | None, workers: int, precision: str = "auto"
+) -> dict[str, Any]:
+    """Return the header and the rows of a benchmark; if nobody says how many ``steps``, few on a CPU.
+
+    On a CPU, bf16 has a row of its own beside fp32; on a GPU that takes it by itself, fp32 has.
+    """
     if batch > EXEMPLARS + IMAGES:
         raise EdblError(f"a batch of {batch} is more than the benchmark has images; use {EXEMPLARS + IMAGES} or less")
-    gpu = device.type == "cuda"
+    if precision not in PRECISIONS:
+        raise unknown("value of precision", precision, PRECISIONS)
+    environment.check_precision(precision, device)
+    gpu, bf16 = device.type == "cuda", environment.in_bf16(precision, device)
     steps = steps or (100 if gpu else 3)
     warm_up = 5 if gpu else 2
-    ways = {"edbl": Way(engine(device, backbone, batch, bf16=gpu, graph=gpu), steps, warm_up)}
-    if gpu:
-        ways["edbl, fp32, no graph"] = Way(engine(device, backbone, batch, bf16=False, graph=False), steps, warm_up)
+    ways = {"edbl": Way(engine(device, backbone, batch, bf16=gpu and bf16, graph=gpu), steps, warm_up)}
+    if gpu or bf16:
+        other = "edbl, fp32, no graph" if gpu else "edbl, bf16"
+        ways[other] = Way(engine(device, backbone, batch, bf16=not gpu, graph=False), steps, warm_up)
     ways[BARE] = Way(bare(device, backbone, batch), steps, warm_up)
     for name, augment in (("edbl's data path alone", "crop-flip"), ("the same, TrivialAugment", "crop-flip-trivial")):
         ways[name] = Way(data_path(device, batch, augment), max(steps, DATA_STEPS), warm_up)

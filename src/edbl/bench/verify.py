@@ -24,9 +24,11 @@ from edbl.nets import launch
 
 BATCH = 128
 SIDE = 32
-RESNET32 = Shape(3, (16, 32, 64), True, SIDE)
+RESNET32 = Shape(3, (16, 32, 64), True, SIDE, BATCH)
 SIDE_BY_SIDE = 3  # processes
-SERVICE_SECONDS = 60
+SERVICE_SECONDS = 30
+SECONDS = 120  # after which nothing more is looked at
+TRIAL_SECONDS = 80  # of those, for the kernels
 # A process that uses the GPU beside others, and says how much of it there is.
 BESIDE = """
 import torch
@@ -36,7 +38,7 @@ print(torch.cuda.get_device_properties(0).multi_processor_count)
 """
 
 
-State = Literal["right", "wrong", "not here"]
+State = Literal["right", "wrong", "not here", "left out"]
 Found = tuple[State, str]
 
 
@@ -50,17 +52,20 @@ class Finding:
 
 
 def verify(device: torch.device, say: Callable[[str], None] = lambda _: None) -> Iterator[Finding]:
-    """Look at a device, one thing after the other."""
+    """Look at a device, one thing after the other, as long as there is time."""
+    end = time.monotonic() + SECONDS
     gpu = device.type == "cuda"
     # First of all apart: what takes a process along must not end this one.
     fused = gpu and devices.has_triton() and environment.computes_bf16(device)
-    found = trial.apart(device, RESNET32 if fused else None) if gpu else {}
+    found = trial.apart(device, RESNET32 if fused else None, TRIAL_SECONDS) if gpu else {}
     for kernel, why in found.items():
         if why:
             devices.refuse(kernel, device)
     for look in LOOKS:
         say(look.what)
-        if look.kernel and not gpu:
+        if time.monotonic() > end:
+            yield Finding(look.what, "left out", f"{SECONDS} s are over")
+        elif look.kernel and not gpu:
             yield Finding(look.what, "not here", "for NVIDIA's GPUs alone")
         elif look.kernel and look.kernel != "graph" and not devices.has_triton():
             yield Finding(look.what, "not here", "Triton is not installed; PyTorch computes instead")

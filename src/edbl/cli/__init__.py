@@ -20,9 +20,6 @@ from edbl.cli.examples import PANELS, epilog
 from edbl.cli.options import with_flags
 from edbl.errors import Busy, EdblError
 
-# How long threads that wait for each other keep their core. As long as by default, they hold up each other, many times
-# over, where other processes want the cores too; shorter costs nothing where none does.
-SPINS = "2000"
 LATER = 75  # the exit code that batch systems have for what may be tried again later
 ALLOCATOR = "DefaultCPUAllocator"  # which PyTorch names where there is no memory
 
@@ -33,8 +30,6 @@ def main() -> None:
     """Run the command line; errors a user can mend are one message and exit code 2, or 75 if waiting mends them."""
     stopping.told = group.follows()  # the first of several processes tells
     group.end_with_starter()
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)  # read when PyTorch is imported, which is later
     if sys.stdout is None or group.follows():  # closed by the caller: what is printed goes nowhere
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):

@@ -353,6 +353,9 @@ def bench(
         str, options.choice("resnet32", "resnet18", "small", "mlp", help="Network to time.")
     ] = "resnet32",
     batch: Annotated[int, typer.Option(help="Images per batch.", min=2)] = 128,
+    precision: Annotated[
+        str, options.choice("auto", "fp32", "bf16", help="Precision of the step; on a CPU, bf16 has a row of its own.")
+    ] = "auto",
     steps: Annotated[
         int | None, typer.Option(help="Steps per round. Default: 100 on a GPU, 3 on a CPU.", min=1)
     ] = None,
@@ -375,7 +378,7 @@ def bench(
         (_verify if verify else _tune)(device, as_json)
         return
     with terminal.console.status("timing"):
-        found = measure(pick_device(device), backbone, batch, steps, workers)
+        found = measure(pick_device(device), backbone, batch, steps, workers, precision)
     if as_json:
         print(json.dumps(found, indent=1))
         return

@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from edbl.data import trivial
+from edbl.data import pixels, trivial
 from edbl.data.devices import usable
 from edbl.data.far import near
 
@@ -63,7 +63,7 @@ class Transform:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
-        return x if x.ndim == 2 else (self._centre(near(x)).float() - self.mean) / self.std
+        return x if x.ndim == 2 else (self._centre(near(x)).float() - self.mean).div_(self.std)
 
     def _centre(self, x: Tensor) -> Tensor:
         top, left = ((side - self.view) // 2 if self.view else 0 for side in x.shape[2:])
@@ -102,12 +102,31 @@ class Transform:
 
     def change(self, x: Tensor, changes: Changes) -> Tensor:
         """Return images with these changes, as the network takes them."""
-        if changes.box is None:
-            x = self._moved(x, changes.shift, changes.flipped)
-        else:
+        if changes.box is not None:
             x = scaled(x, changes.box, changes.flipped, self.view or x.shape[2])
+        elif x.device.type == "cpu" and x.dtype == torch.uint8:
+            return self._changed_on_cpu(x, changes)
+        else:
+            x = self._moved(x, changes.shift, changes.flipped)
         if changes.op is not None and changes.strength is not None:
             x = trivial.change(x, changes.op, changes.strength)
+        return self._lit(x, changes)
+
+    def _changed_on_cpu(self, x: Tensor, changes: Changes) -> Tensor:
+        """Return the same bits, in the same layout, on which those of convolutions hang."""
+        shift, flipped, bright, hole, op, strength, _ = changes
+        x = pixels.moved(x, shift, flipped, self.pad)
+        if op is not None and strength is not None:
+            x = pixels.changed(x, op, strength)
+        x = self._lit(x, changes)
+        still = shift is None and flipped is None and op is None
+        grey = x.shape[1] == 1 and not (bright is None and op is None)
+        if still or grey or hole is not None:
+            return x
+        last = x.permute(0, 2, 3, 1)
+        return torch.empty(last.shape).copy_(last).permute(0, 3, 1, 2)
+
+    def _lit(self, x: Tensor, changes: Changes) -> Tensor:
         if changes.bright is not None:
             x = (x * changes.bright).clamp(max=255)
         x = self.normalise(x)

@@ -25,7 +25,11 @@ class Images:
         return self.y.shape[0]
 
     def __getitem__(self, index: Tensor | slice) -> "Images":
-        return Images(self.x[index], self.y[index], {k: v[index] for k, v in self.extra.items()})
+        if self.x.is_cpu and isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1:
+            x = self.x.index_select(0, index)  # which copies whole images
+        else:
+            x = self.x[index]
+        return Images(x, self.y[index], {k: v[index] for k, v in self.extra.items()})
 
     def to(self, device: torch.device) -> "Images":
         """Return the same images on ``device``."""

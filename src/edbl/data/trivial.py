@@ -24,17 +24,7 @@ def change(x: Tensor, op: Tensor, strength: Tensor) -> Tensor:
 def _warped(x: Tensor, op: Tensor, strength: Tensor) -> Tensor:
     """Take each pixel from the nearest of where it was; outside the image it is black."""
     n, _, height, width = x.shape
-
-    def amount(name: str) -> Tensor:
-        return torch.where(op == OPS.index(name), strength, 0.0).view(n, 1, 1)
-
-    down = torch.arange(height, device=x.device).view(1, height, 1) - (height - 1) / 2
-    across = torch.arange(width, device=x.device).view(1, 1, width) - (width - 1) / 2
-    turn = TURN * amount("turn")
-    cos, sin = turn.cos(), turn.sin()
-    rows = cos * down + (SHEAR * amount("shear-y") + sin) * across + SHIFT * height * amount("shift-y")
-    columns = cos * across + (SHEAR * amount("shear-x") - sin) * down + SHIFT * width * amount("shift-x")
-    rows, columns = ((rows + height / 2).floor().long(), (columns + width / 2).floor().long())
+    rows, columns = (place.long() for place in sources(op, strength, height, width))
     inside = (rows >= 0) & (rows < height) & (columns >= 0) & (columns < width)
     images = torch.arange(n, device=x.device).view(n, 1, 1)
     # Advanced indices around the channel slice move it last: [n, height, width, c].
@@ -42,20 +32,51 @@ def _warped(x: Tensor, op: Tensor, strength: Tensor) -> Tensor:
     return picked * inside.unsqueeze(1)
 
 
+def sources(op: Tensor, strength: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return the row and column that each pixel comes from, whole numbers as floats, inside or not, [n, h, w]."""
+
+    def amount(name: str) -> Tensor:
+        return torch.where(op == OPS.index(name), strength, 0.0).view(-1, 1, 1)
+
+    down = torch.arange(height, device=op.device).view(1, height, 1) - (height - 1) / 2
+    across = torch.arange(width, device=op.device).view(1, 1, width) - (width - 1) / 2
+    turn = TURN * amount("turn")
+    cos, sin = turn.cos(), turn.sin()
+    rows = cos * down + (SHEAR * amount("shear-y") + sin) * across + SHIFT * height * amount("shift-y")
+    columns = cos * across + (SHEAR * amount("shear-x") - sin) * down + SHIFT * width * amount("shift-x")
+    return (rows + height / 2).floor(), (columns + width / 2).floor()
+
+
 def _toned(x: Tensor, op: Tensor, strength: Tensor) -> Tensor:
     """Change the levels of pixels, each by itself."""
     op, strength = op.view(-1, 1, 1, 1), strength.view(-1, 1, 1, 1)
-    x = x.float()
-    factor = 1 + TONE * strength
-    grey = x if x.shape[1] != 3 else sum(share * x[:, k : k + 1] for k, share in enumerate(LUMA))
-    step = torch.exp2((BITS * strength.abs()).round())
-    results = {
-        "brightness": x * factor,
-        "colour": grey + factor * (x - grey),
-        "contrast": 127.5 + factor * (x - 127.5),
-        "bits": (x / step).floor() * step,
-        "invert": torch.where(x >= 256 * (1 - strength.abs()), 255 - x, x),
-    }
-    for name, result in results.items():
-        x = torch.where(op == OPS.index(name), result, x)
+    given = x = x.float()
+    for name, tone in TONES.items():
+        x = torch.where(op == OPS.index(name), tone(given, strength), x)
     return x.clamp(0, 255)
+
+
+def _brightness(x: Tensor, strength: Tensor) -> Tensor:
+    return x * (1 + TONE * strength)
+
+
+def _colour(x: Tensor, strength: Tensor) -> Tensor:
+    grey = x if x.shape[1] != 3 else sum(share * x[:, k : k + 1] for k, share in enumerate(LUMA))
+    return grey + (1 + TONE * strength) * (x - grey)
+
+
+def _contrast(x: Tensor, strength: Tensor) -> Tensor:
+    return 127.5 + (1 + TONE * strength) * (x - 127.5)
+
+
+def _bits(x: Tensor, strength: Tensor) -> Tensor:
+    step = torch.exp2((BITS * strength.abs()).round())
+    return (x / step).floor() * step
+
+
+def _invert(x: Tensor, strength: Tensor) -> Tensor:
+    return torch.where(x >= 256 * (1 - strength.abs()), 255 - x, x)
+
+
+# What changes levels, by name; of images that all have it, ``[n, c, h, w]``, by strengths ``[n, 1, 1, 1]``.
+TONES = {"brightness": _brightness, "colour": _colour, "contrast": _contrast, "bits": _bits, "invert": _invert}

@@ -102,7 +102,8 @@ class Learner:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
         made = built(generator).to(self.device)
         fuse = bf16 and self.training.fused and group.size() == 1
-        for note in trial.settle(self.device, trial.shape_of(made, self.seen) if fuse else None, self.progress):
+        shape = trial.shape_of(made, self.seen, self.training.optim.batch) if fuse else None
+        for note in trial.settle(self.device, shape, self.progress):
             self._note(note)
         if isinstance(made, ResNet) and fuse:
             made.fuse(self.seen)

@@ -33,6 +33,8 @@ SECONDS = 300  # that a trial may take; compiling all kernels takes half a minut
 FORMAT = 1  # of what is kept
 READY = "ready"  # what the process says once the device answers
 IMAGES = 16
+ODD = 13  # images, as many as a last batch may have: for numbers that 16 divides, Triton compiles kernels of their own
+MOST = 256  # images of a batch that is tried
 # By what it tries, what computes instead.
 INSTEAD = {
     "network": "PyTorch trains without the fused kernels",
@@ -52,13 +54,14 @@ class Shape(NamedTuple):
     widths: tuple[int, ...]
     last_relu: bool
     side: int
+    batch: int = IMAGES  # images of a run's batch
 
 
-def shape_of(backbone: Backbone, shape: Sequence[int]) -> Shape | None:
+def shape_of(backbone: Backbone, shape: Sequence[int], batch: int) -> Shape | None:
     """Return what the fused kernels of a network are compiled for, if it can have any."""
     if not isinstance(backbone, ResNet) or len(shape) != 3 or not backbone.fusible(shape):
         return None
-    return Shape(shape[0], backbone.widths, backbone.last_relu, shape[1])
+    return Shape(shape[0], backbone.widths, backbone.last_relu, shape[1], min(batch, MOST))
 
 
 def settle(device: torch.device, shape: Shape | None, progress: Progress) -> list[str]:
@@ -107,19 +110,20 @@ def _name(device: torch.device, shape: Shape | None) -> str:
     return launch.name("trial", facts)
 
 
-def apart(device: torch.device, shape: Shape | None) -> Wrong:
-    """Try a device in a process of its own; in this one if that cannot have the device."""
+def apart(device: torch.device, shape: Shape | None, seconds: float = 0.0) -> Wrong:
+    """Try a device in a process of its own, at most ``SECONDS``, or ``seconds``; in this one if that fails."""
+    seconds = seconds or SECONDS
     number = devices.placed(device).index
     here = str(Path(edbl.__file__).parents[1])
     path = os.pathsep.join(part for part in (here, os.environ.get("PYTHONPATH")) if part)
     command = [sys.executable, "-m", "edbl.engine.trial", str(number), json.dumps(shape)]
     try:
         ended = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=SECONDS,
+            command, capture_output=True, text=True, errors="replace", timeout=seconds,
             env=os.environ | {"PYTHONPATH": path}, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(_wanted(shape), f"its trial took more than {SECONDS} s")
+        return dict.fromkeys(_wanted(shape), f"its trial took more than {seconds} s")
     except OSError:  # no interpreter to start, as within another program
         return here_and_now(device, shape)
     first, *rest = ended.stdout.splitlines() or [""]
@@ -284,11 +288,11 @@ class Errors(NamedTuple):
     same: bool
 
 
-def measure(device: torch.device, shape: Shape, blocks: int = 2) -> Errors:
+def measure(device: torch.device, shape: Shape, blocks: int = 2, images: int = IMAGES) -> Errors:
     """Return the errors on one batch."""
     generator = Generator().manual_seed(3)
-    x = torch.randn(IMAGES, shape.channels, shape.side, shape.side, generator=generator)
-    target = torch.randn(IMAGES, shape.widths[-1], generator=generator)
+    x = torch.randn(images, shape.channels, shape.side, shape.side, generator=generator)
+    target = torch.randn(images, shape.widths[-1], generator=generator)
 
     def all_of(x: Tensor, target: Tensor, fused: bool, cast: bool) -> list[Tensor]:
         nets = [example(shape, blocks).to(x.device, x.dtype) for _ in range(2)]
@@ -312,8 +316,11 @@ def measure(device: torch.device, shape: Shape, blocks: int = 2) -> Errors:
 
 
 def network(device: torch.device, shape: Shape) -> str:
-    """Say what is wrong with the fused kernels."""
-    return judged(measure(device, shape))
+    """Say what is wrong with the fused kernels, in a small batch, an odd one and the run's own."""
+    for images in sorted({IMAGES, ODD, shape.batch}):
+        if why := judged(measure(device, shape, images=images)):
+            return f"in a batch of {images}, {why}"
+    return ""
 
 
 def judged(found: Errors) -> str:
@@ -331,7 +338,7 @@ def main(number: str, text: str) -> None:
     torch.zeros(1, device=device).cpu()
     print(READY, flush=True)
     values = json.loads(text)
-    shape = Shape(values[0], tuple(values[1]), values[2], values[3]) if values else None
+    shape = Shape(values[0], tuple(values[1]), *values[2:]) if values else None
     torch.backends.cudnn.deterministic = True
     here_and_now(device, shape, lambda name, why: print(json.dumps([name, why]), flush=True))
 

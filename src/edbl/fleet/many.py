@@ -129,8 +129,8 @@ HERE = Where()
 
 def at_once(device: str) -> int:
     """Return how many runs are made at once if nobody says."""
-    cores, gpus = environment.cores(), environment.gpus(device)
-    return min(SHARING * len(gpus), cores) if gpus else max(1, cores // 2)
+    gpus = environment.gpus(device)
+    return min(SHARING * len(gpus), environment.cores()) if gpus else environment.on_cores()
 
 
 def side_by_side(jobs: Sequence[Job], wanted: int | None, where: Where) -> int:

@@ -63,7 +63,13 @@ MEASURED = (9, 0)  # the capability whose table was measured; the others are by 
 # there at once on 108 (A100) or 128 (RTX 4090) multiprocessors, for the spilling of 28 registers; not on the 84 of 8.6.
 _WIDE: Table = {"infer.32": Free(0, 64, 8)}
 _AT_ONCE: Table = {**_WIDE, "forward.64": Free(168), "data.64": Free(168)}
-TABLES: Mapping[tuple[int, int], Table] = {(8, 0): _AT_ONCE, (8, 6): _WIDE, (8, 9): _AT_ONCE, MEASURED: {}}
+TABLES: Mapping[tuple[int, int], Table] = {
+    (8, 0): _AT_ONCE,
+    (8, 6): _WIDE,
+    (8, 9): _AT_ONCE,
+    MEASURED: {},
+    (12, 0): _WIDE,
+}
 
 
 def table(device: torch.device) -> Table:

@@ -80,8 +80,11 @@ def _recipe(run: Path) -> Recipe | None:
 
 
 def key(recipe: Recipe) -> str:
-    """Return what a recipe learns, whatever its seed: how it computes, and where values came from, do not count."""
-    without = {*HOW, "seed", "preset", *recipe.stream.idle}
+    """Return what a recipe learns, whatever its seed: how it computes, and where values came from, do not count.
+
+    But for bf16, where it is named: a study may ask what that changes.
+    """
+    without = {*HOW, "seed", "preset", *recipe.stream.idle} - ({"precision"} if recipe.precision == "bf16" else set())
     return json.dumps({k: v for k, v in recipe.values().items() if k not in without}, sort_keys=True)
 
 
