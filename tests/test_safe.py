@@ -152,6 +152,13 @@ def test_more_exemplars_than_the_memory_holds_are_refused(tmp_path: Path) -> Non
         run(recipe(tmp_path, GREEDY), tmp_path / "run")
 
 
+@pytest.mark.parametrize("seen", [11, 10_000])
+def test_classes_that_were_not_seen_bring_no_room(seen: int, tmp_path: Path) -> None:
+    text = f"{HEAD}    def end(self, task):\n        self.memory.replace(task.train, {seen})\n"
+    with pytest.raises(EdblError, match=rf"the memory has {seen} classes where \d were seen"):
+        run(recipe(tmp_path, text, memory="per_class=5"), tmp_path / "run")
+
+
 @pytest.mark.parametrize(("text", "error"), [(PEEKS, AttributeError), (CHEATS, RuntimeError)])
 def test_test_images_and_those_of_other_tasks_are_not_to_be_had(
     text: str, error: type[Exception], tmp_path: Path

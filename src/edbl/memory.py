@@ -112,9 +112,11 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)], seen)
 
-    def check(self, budget: Budget) -> None:
-        """Refuse more exemplars than a budget has for all classes: numbers would not be what they say."""
-        most = sum(budget.quotas(len(self.classes)))
+    def check(self, budget: Budget, seen: int) -> None:
+        """Refuse more exemplars than a budget has for all ``seen`` classes: numbers would not be what they say."""
+        if len(self.classes) > seen:
+            raise EdblError(f"the memory has {len(self.classes)} classes where {seen} were seen")
+        most = sum(budget.quotas(seen))
         if len(self) > most:
             raise EdblError(f"the method keeps {len(self)} exemplars where the memory holds {most}")
 

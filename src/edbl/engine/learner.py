@@ -225,7 +225,7 @@ class Learner:
         """Refuse what the record would not tell, or what a kill would lose."""
         contract.check_net(self.method, task.seen, "end")
         contract.check_memory(self.method)
-        self.memory.check(self.budget)
+        self.memory.check(self.budget, task.seen)
         self.method.state = contract.settled(self.method, self.device)
         if self.method.logged:
             name = next(iter(self.method.logged))
