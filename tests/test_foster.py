@@ -13,7 +13,8 @@ from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Tools
-from edbl.methods.foster import FOSTER, Boosted, FosterNet, balanced_distillation, class_weights
+from edbl.methods.foster import FOSTER, balanced_distillation, class_weights
+from edbl.nets.expanding import Boosted, FosterNet
 from edbl.nets.net import Net, Output
 from edbl.schedule import Optim, Schedule
 from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax, state
