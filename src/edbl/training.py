@@ -29,7 +29,7 @@ Origins = dict[str, tuple[object, str]]  # values by dotted key, each with where
 class ImageSettings:
     """What is done to images on their way to the network."""
 
-    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "none"] = option(
+    augment: Literal["crop-flip-trivial", "crop-flip-auto", "crop-flip", "crop", "flip", "none"] = option(
         "none", "random changes of training images"
     )
     pad: int = option(4, "pixels of padding for the random crop", least=0, most=MOST_PAD)
@@ -58,6 +58,7 @@ class NetSettings:
         "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
     )
     image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
+    frozen: bool = option(False, "the backbone keeps its weights and statistics, and the head alone learns")
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ def _of_preset(method: type[Method], found: Origins, given: Values, facts: prese
     usual = {k: v for k, (v, _) in found.items()}
     theirs = {k for k in usual if _declared_by_users(method.Config, k)}
     paper = config.check(method.paper, Training._keys(method)) if facts.preset == "paper" else {}
-    return presets.values(facts, paper, usual, theirs, given)
+    return presets.values(replace(facts, keeps=method.keeps), paper, usual, theirs, given)
 
 
 def _declared_by_users(options: type, key: str) -> bool:

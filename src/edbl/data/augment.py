@@ -1,4 +1,4 @@
-"""Augmentation on the device, a batch at a time: crop, flip, TrivialAugment, brightness, cutout, normalisation."""
+"""Augmentation on the device, a batch at a time: crop, flip, Trivial- or AutoAugment, brightness, cutout, levels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from edbl.data import trivial
+from edbl.data import auto, trivial
 from edbl.data.devices import usable
 
 
@@ -19,8 +19,8 @@ class Changes(NamedTuple):
     flipped: Tensor | None  # [n, 1]
     bright: Tensor | None  # a factor, [n, 1, 1, 1]
     hole: Tensor | None  # row and column of the centre of what is blanked, [2, n, 1]
-    op: Tensor | None  # number of a change of TrivialAugment, [n]
-    strength: Tensor | None  # its strength, -1 to 1, [n]
+    op: Tensor | None  # number of a change of TrivialAugment, or of a pair of AutoAugment, [n]
+    strength: Tensor | None  # its strength, -1 to 1, [n]; of a pair what else it takes, 0 to 1, [4, n]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Transform:
     brightness: float = 0.0
     cutout: int = 0
     trivial: bool = False
+    policy: Tensor | None = None  # of AutoAugment, where it is done
 
     @staticmethod
     def of(
@@ -46,10 +47,11 @@ class Transform:
         brightness: float = 0.0,
         cutout: int = 0,
     ) -> "Transform":
-        """Build from recipe values; ``augment`` says which of ``crop``, ``flip`` and ``trivial`` there are."""
+        """Build from recipe values; ``augment`` names what is done of ``crop``, ``flip``, ``trivial`` and ``auto``."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
         crop, flip, some = (word in augment for word in ("crop", "flip", "trivial"))
-        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some)
+        policy = auto.policy(device) if "auto" in augment else None
+        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some, policy)
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
@@ -60,7 +62,7 @@ class Transform:
         if x.ndim == 2:
             return x
         changes = self.draw(x, generator)
-        if x.is_cuda and usable("augmentation", x.device):
+        if x.is_cuda and self.policy is None and usable("augmentation", x.device):
             from edbl.data.kernels import move
 
             return move(x, changes, self.mean, self.std, self.pad, self.cutout)
@@ -82,13 +84,19 @@ class Transform:
             hole = torch.stack([uniform(n, 1) * height, uniform(n, 1) * width]).long()
         op = torch.randint(len(trivial.OPS), (n,), generator=generator, device=x.device) if self.trivial else None
         strength = uniform(n) * 2 - 1 if self.trivial else None
+        if self.policy is not None:
+            op = torch.randint(len(self.policy), (n,), generator=generator, device=x.device)
+            strength = uniform(4, n)
         return Changes(shift, flipped, bright, hole, op, strength)
 
     def change(self, x: Tensor, changes: Changes) -> Tensor:
         """Return images with these changes, as the network takes them."""
         x = self._moved(x, changes.shift, changes.flipped)
         if changes.op is not None and changes.strength is not None:
-            x = trivial.change(x, changes.op, changes.strength)
+            if self.policy is None:
+                x = trivial.change(x, changes.op, changes.strength)
+            else:
+                x = auto.change(x, changes.op, changes.strength, self.policy)
         if changes.bright is not None:
             x = (x * changes.bright).clamp(max=255)
         x = self.normalise(x)

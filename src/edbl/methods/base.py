@@ -59,6 +59,7 @@ class Phase:
     # Makes an optimiser of one's own, whose learning rates follow the schedule: times `lr_scale`, if a group has one.
     optimiser: "Callable[[Sequence[nn.Parameter]], Optimizer] | None" = None
     logged: dict[str, Tensor] = field(default_factory=dict)  # what the loss of the last step logged, by name
+    watched: Callable[[Output], Tensor] | None = None  # scores by which accuracy within it is measured; None: logits
 
 
 @dataclass(frozen=True)

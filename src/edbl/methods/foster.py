@@ -28,7 +28,7 @@ class FOSTER(Method):
     streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         **{"schedule.epochs": 170, "schedule.shape": "cosine", "first.task_epochs": 200, "optim.weight_decay": 5e-4},
-        **{"data.augment": "crop-flip-trivial", "data.cutout": 16, "data.brightness": 63 / 255},
+        **{"data.augment": "crop-flip-auto", "data.cutout": 16, "data.brightness": 63 / 255},
     }
     net: FosterNet
 
@@ -66,7 +66,8 @@ class FOSTER(Method):
         self.weights = class_weights(counts, betas[min(task.index, len(betas)) - 1])
         params = [p for p in boosted.parameters() if p.requires_grad]
         boost = self.phase("boost", draw, self.schedule, self.boost_loss)
-        yield replace(boost, params=params, backbone=list(boosted.backbone.parameters()))
+        slow = list(boosted.backbone.parameters())
+        yield replace(boost, params=params, backbone=slow, watched=lambda output: output.more[BOOSTED])
         self.weights = class_weights(counts, self.config.compress_beta)
         self.boosted = Teacher(boosted)
         params = [*self.net.backbone.parameters(), *self.net.head.parameters()]
