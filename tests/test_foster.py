@@ -183,6 +183,16 @@ def test_the_record_has_both(tmp_path: Path) -> None:
     assert 3 * first < second < third < 3.5 * first
 
 
+def test_accuracy_while_boosting_is_that_of_the_boosted_net(tmp_path: Path) -> None:
+    given = {"memory": "total=50", "net.backbone": "mlp", "schedule.epochs": 6, "stream.tasks": 2}
+    values = {"method": "foster", "data.name": "digits", "preset": "quick", "evaluation.every": 6, **given}
+    record = run(Recipe.of(values), tmp_path / "run")
+    boost, compress = (record.within[1][name][-1] for name in ("boost", "compress"))
+    assert boost[1] == pytest.approx(record.accuracy["boosted"][1])
+    assert compress[1] == pytest.approx(record.accuracy["cnn"][1])
+    assert boost[3] > 0.5  # on new classes, which the compressed net's head has not learnt yet
+
+
 def test_paper_is_what_its_authors_release() -> None:
     recipe = Recipe.build("foster", data="cifar100", preset="paper")
     assert (recipe.schedule.epochs, recipe.schedule.shape, recipe.first.task_epochs) == (170, "cosine", 200)

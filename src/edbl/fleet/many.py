@@ -39,7 +39,7 @@ from edbl.fleet.gpus import Gpus
 from edbl.fleet.turns import Limit, Turns
 from edbl.logs import logs
 from edbl.pulse import waiting
-from edbl.recipe import Recipe
+from edbl.recipe import RECIPE, Recipe
 from edbl.records import Record
 from edbl.store import lock, scratch
 
@@ -141,15 +141,18 @@ def make(
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
     """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
 
-    One alone goes to ``out`` itself, unless that has runs below it.
+    One alone goes to ``out`` itself, unless that has runs below it. If ``out`` is the folder of one of several, that
+    one stays there, and the others go below it.
     """
-    if out and (out / records.RECORD).exists() and len(recipes) > 1:
-        raise EdblError(f"output folder {out} is that of one run; use another one for several")
+    own = Recipe.read(out / RECIPE) if out and len(recipes) > 1 and (out / records.RECORD).exists() else None
+    if own and own not in recipes:
+        raise EdblError(f"output folder {out} is that of one run, none of these; use another one for several")
     if out and len(recipes) == 1 and not runs_in(out):
         return [Job(recipes[0], out)]
     names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
     pairs = zip(recipes, names, strict=True)
-    jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
+    places = [(out and (out if recipe == own else out / name)) or default_folder(recipe) for recipe, name in pairs]
+    jobs = [Job(recipe, place) for recipe, place in zip(recipes, places, strict=True)]
     if len({job.folder for job in jobs}) < len(jobs):
         raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
     return jobs
