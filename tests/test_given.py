@@ -438,10 +438,10 @@ def test_a_pretrained_network_in_a_run(tmp_path: Path, stand_in: pretrained.Pret
 
 
 def test_a_frozen_backbone_keeps_weights_and_statistics(tmp_path: Path) -> None:
-    given = {"net.backbone": "small", "data.augment": "none", "schedule.epochs": 2}
+    given: Any = {"net.backbone": "small", "data.augment": "none", "schedule.epochs": 2}
     states = {}
     for frozen in (True, False):
-        made = Recipe.build("rkd", "digits", **QUICK | given, **{"net.frozen": frozen})
+        made = Recipe.build("rkd", "digits", **QUICK | given | {"net.frozen": frozen})
         states[frozen] = [Prepared(made, None, Progress()).learner.net.state_dict()]
         run(made, tmp_path / str(frozen))
         states[frozen].append({k.removeprefix("net."): v for k, v in last(tmp_path / str(frozen)).items()})
@@ -457,8 +457,8 @@ def test_a_frozen_backbone_keeps_weights_and_statistics(tmp_path: Path) -> None:
 @pytest.mark.skipif(pretrained.default() is None, reason="needs the weights of edbl[photos]")
 def test_ranpac_on_a_frozen_pretrained_network_and_a_folder(tmp_path: Path) -> None:
     folder = write_digits(tmp_path / "photos", dict.fromkeys(range(4), 6))
-    given = {"net.backbone": "efficientnet-lite0", "net.frozen": True, "options.size": 64, "data.image_size": 64}
-    record = run(Recipe.build("ranpac", str(folder), **{"stream.tasks": 2}, **given), tmp_path / "run")
+    given: Any = {"net.backbone": "efficientnet-lite0", "net.frozen": True, "options.size": 64, "data.image_size": 64}
+    record = run(Recipe.build("ranpac", str(folder), **given | {"stream.tasks": 2}), tmp_path / "run")
     assert record.losses == [{}, {}]
     assert record.accuracy.keys() == {"cnn"}
     weights = pretrained.find("efficientnet-lite0").load().state_dict()

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -296,20 +297,22 @@ class Draws(find_method("rkd")):  # type: ignore[misc]
     def draw(self, task: Task) -> Draw:
         def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
             noise = torch.randn(x.shape, generator=generator, device=x.device)
-            return self.normalise(x) + 0.1 * noise
+            levels: Tensor = self.normalise(x)
+            return levels + 0.1 * noise
 
-        return replace(super().draw(task), augment=noisy)
+        plain: Draw = super().draw(task)
+        return replace(plain, augment=noisy)
 
     def loss(self, batch: Batch) -> Tensor:
         features = self.net(batch.x).features
         logits = self.net.head(self.net.get_submodule("drop")(features) + 0.1 * torch.randn_like(features))
-        ce = -(batch.y * logits.log_softmax(1)).sum(1).mean()
+        ce: Tensor = -(batch.y * logits.log_softmax(1)).sum(1).mean()
         self.log("ce", ce)
         self.log("kept", (logits != 0).float().mean())
         return ce
 
 
-def drawn(folder: Path, killed_at: int = 0, **given: object) -> Record:
+def drawn(folder: Path, killed_at: int = 0, **given: Any) -> Record:
     values = {"net.backbone": "resnet32", "stream.tasks": 2, "schedule.epochs": 3, "checkpoint_seconds": 0, **given}
     recipe = Recipe.build(Draws, "digits", preset="quick", device="cuda", **values)
     if not killed_at:
@@ -336,7 +339,7 @@ def test_what_a_graph_logs_is_the_loss_of_its_steps(tmp_path: Path) -> None:
 
 
 def test_adamw_is_killed_and_resumed_on_a_gpu(tmp_path: Path) -> None:
-    adam = {"optim.kind": "adamw", "schedule.lr": 1e-3}
+    adam: Any = {"optim.kind": "adamw", "schedule.lr": 1e-3}
     whole, killed = drawn(tmp_path / "whole", **adam), drawn(tmp_path / "killed", killed_at=40, **adam)
     assert whole.losses == killed.losses
     for ours, theirs in zip(confusions(whole), confusions(killed), strict=True):

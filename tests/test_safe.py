@@ -202,7 +202,7 @@ def test_numbers_of_an_optimisers_groups_survive_a_kill(at: int, tmp_path: Path)
     [
         ("self.steps = 0", "self.steps += 1", "keeps `steps`"),
         ("pass", "self.param_groups[0].setdefault('seen', []).append(1)", "keeps `group.0.seen`"),
-        ("pass", "self.state[self.param_groups[0]['params'][0]]['name'] = 'mine'", "cannot take over|keeps `state.0.name`"),
+        ("pass", "self.state[self.param_groups[0]['params'][0]]['name'] = 'mine'", "keeps `state.0.name`"),
     ],
 )  # fmt: skip
 def test_an_optimiser_that_no_checkpoint_holds_is_refused(first: str, later: str, what: str, tmp_path: Path) -> None:

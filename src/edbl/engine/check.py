@@ -43,7 +43,7 @@ DRAWN |= {f"{name}_like" for name in ("rand", "randn", "randint")} | {"_standard
 DRAWN |= {f"{name}_" for name in ("normal", "uniform", "random", "bernoulli", "exponential", "cauchy", "geometric")}
 DRAWN |= {"log_normal_"} | {f"{kind}dropout" for kind in ("", "alpha_", "feature_", "feature_alpha_")}
 DRAWN |= {f"dropout{dims}d" for dims in (1, 2, 3)}
-OTHERS = {random: random._inst, np.random: np.random.mtrand._rand}  # type: ignore[attr-defined]  # whose draws no seed has
+OTHERS = {random: random._inst, np.random: np.random.mtrand._rand}  # whose draws no seed has
 SEED, SEES = "same seed, same bits", "sees no test images and no later task"
 PACKAGE = str(Path(edbl.__file__).parent)
 
@@ -149,8 +149,8 @@ class _Checks:
                 if epochs := [epoch for epoch, (first, second) in enumerate(pairs) if first != second]:
                     return f"the loss differs from task {task + 1}, phase {phase}, epoch {epochs[0] + 1} on"
         for name_of, matrices in whole.confusions.items():
-            pairs = zip(matrices, other.confusions.get(name_of, ()), strict=False)
-            if tasks := [task for task, (one, two) in enumerate(pairs) if not np.array_equal(one, two)]:
+            both = zip(matrices, other.confusions.get(name_of, []), strict=False)
+            if tasks := [task for task, (first, second) in enumerate(both) if not np.array_equal(first, second)]:
                 return f"the answers of classifier {name_of} differ from task {tasks[0] + 1} on"
         odd = _different(self._last("whole"), self._last(name))
         return f"'{odd[0]}' differs after the last task" if odd else ""
@@ -253,7 +253,7 @@ class _Watch(TorchFunctionMode):
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in WAITS or (name == "to" and _to_host((*args[1:], *kwargs.values()))):
             self.seen.note("waits", name)
-        if name in MAKES and not isinstance(next((*args, *kwargs.values()), None), Tensor):
+        if name in MAKES and not isinstance(next(iter((*args, *kwargs.values())), None), Tensor):
             self.seen.note("waits", f"{name} of numbers of the host")
         if name in SHAPES or (name in ("__getitem__", "__setitem__") and _by_truth(args[1])):
             self.seen.note("shapes", name)
