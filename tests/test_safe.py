@@ -156,6 +156,7 @@ def test_state_that_a_loss_changes_survives_a_kill_inside_a_phase(at: int, tmp_p
         ("import numpy\nSEEN = numpy.zeros(3)", "SEEN[0] += 1", "SEEN"),
         ("SEEN = 0", "global SEEN; SEEN += 1", "SEEN"),
         ("SEEN = torch.zeros(3)", "SEEN.add_(1)", "SEEN"),
+        ("MANY, SEEN = range(10**12), [[]]", "SEEN[0].append(1)", "SEEN"),
     ],
 )
 def test_what_a_file_holds_and_changes_is_refused(top: str, line: str, name: str, tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ GROUPS = {METHOD: "edbl.methods", DATA: "edbl.data", BACKBONE: "edbl.backbones",
 CALLED = {METHOD: "method", DATA: "data set", BACKBONE: "backbone", STREAM: "stream"}  # in messages
 GIVEN = "given:"  # begins the name of an object that a call was given
 FULL = "EDBL_TRACEBACK"  # in the environment: show all frames of a crash
+MOST_HELD = 100_000  # things in a collection that are looked at
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)
 OURS = Path(__file__).parent
@@ -184,6 +185,8 @@ def _mark(value: object, depth: int = 4) -> str:
         return f"tensor {id(value)} {value._version}"
     if isinstance(value, np.ndarray):
         return f"array {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, Collection) and len(value) > MOST_HELD:  # such as a range, or data
+        return f"{id(value)} {len(value)}"
     if isinstance(value, Mapping) and depth:
         return f"{{{', '.join(f'{key!r}: {_mark(item, depth - 1)}' for key, item in value.items())}}}"
     if isinstance(value, Collection) and not isinstance(value, str | bytes) and depth:

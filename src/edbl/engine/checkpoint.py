@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edbl import store
@@ -147,9 +148,11 @@ def _state(saved: Saved, net: Net, phase: Phase) -> State:
     return State(reached.epoch, kept, reached.losses, _numbers(reached.within), reached.seconds, saved)
 
 
-def _marks(kept: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Return what changes when a tensor does."""
-    return {name: (id(value), value._version) for name, value in kept.items() if isinstance(value, Tensor)}
+def _marks(kept: object) -> dict[str, tuple[int, int]]:
+    """Return what changes when a tensor of a state does; what is no such thing is refused when the task ends."""
+    held = kept if isinstance(kept, dict) else {}
+    dense = {k: v for k, v in held.items() if isinstance(v, Tensor) and v.layout == torch.strided}
+    return {name: (id(value), value._version) for name, value in dense.items()}
 
 
 class Saver:

@@ -93,7 +93,7 @@ class Loop:
                 self.progress.trained(state.epoch, means, phase.schedule.rate(epoch, phase.optim.warmup), within)
                 if state.epoch < phase.schedule.epochs:
                     state.optimiser = step.optimiser.state()
-                    if epoch == first and isinstance(step.optimiser, Foreign):
+                    if epoch == first and phase.optimiser and isinstance(step.optimiser, Foreign):
                         contract.check_resumes(phase, step.optimiser.optimiser, optimiser(phase), state.optimiser)
                     after_epoch()
         state.optimiser = {}  # the next phase has one of its own

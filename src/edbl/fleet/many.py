@@ -151,8 +151,8 @@ def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
         return [Job(recipes[0], out)]
     names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
     pairs = zip(recipes, names, strict=True)
-    places = [(out and (out if recipe == own else out / name)) or default_folder(recipe) for recipe, name in pairs]
-    jobs = [Job(recipe, place) for recipe, place in zip(recipes, places, strict=True)]
+    below = [(recipe, out if recipe == own else out and out / name) for recipe, name in pairs]
+    jobs = [Job(recipe, place or default_folder(recipe)) for recipe, place in below]
     if len({job.folder for job in jobs}) < len(jobs):
         raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
     return jobs
