@@ -1,7 +1,8 @@
 """Digests of everything that a refactoring must leave as it is: run it before and after, and compare.
 
 ``python -m tests.digests FILE`` writes SHA-256 of the final tensors and confusion matrices of every method, with both
-protocols and two networks, and of every recipe's values. ``--against OTHER`` lists what differs from another file.
+protocols and two networks, and of every recipe's values. ``--against OTHER`` lists what differs from another file;
+``--methods A B`` looks at some methods only.
 Bits depend on the processor and on the versions of libraries, so both files must be made on one machine.
 """
 
@@ -10,7 +11,7 @@ import hashlib
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 
@@ -51,10 +52,11 @@ def short(method: str, backbone: str, stream: tuple[str, int, str], options: Map
     return Recipe.build(method, "digits", preset="quick", **{"net.backbone": backbone, **given})
 
 
-def of_runs() -> Iterator[tuple[str, str]]:
-    """Yield a digest of each run's last state and matrices."""
+def of_runs(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield a digest of the last state and matrices of each run of some methods."""
     plain: list[tuple[str, Mapping[str, object]]] = [(method, {}) for method in sorted(methods())]
-    for (method, options), backbone, stream in product([*plain, *VARIANTS], ("mlp", "small"), STREAMS):
+    wanted = [one for one in (*plain, *VARIANTS) if one[0] in names]
+    for (method, options), backbone, stream in product(wanted, ("mlp", "small"), STREAMS):
         with tempfile.TemporaryDirectory() as folder:
             record = run(short(method, backbone, stream, options), Path(folder, "run"))
             saved = Checkpoints(Path(folder, "run", CHECKPOINTS)).load(f"task-{len(record.task_sizes) - 1}")
@@ -67,9 +69,9 @@ def of_runs() -> Iterator[tuple[str, str]]:
         yield " ".join(["run", method, backbone, stream[0], *map(str, options.items())]), digest.hexdigest()
 
 
-def of_recipes() -> Iterator[tuple[str, str]]:
-    """Yield all values of each recipe that data, presets and streams give."""
-    every = product(sorted(methods()), [*DATASETS, "."], PRESETS, ("base0", "base-half"), PHASES, MEMORIES)
+def of_recipes(names: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield all values of each recipe that some methods, data, presets and streams give."""
+    every = product(sorted(names), [*DATASETS, "."], PRESETS, ("base0", "base-half"), PHASES, MEMORIES)
     for method, data, preset, protocol, phases, memory in every:
         given: dict[str, object] = {"stream.protocol": protocol, "stream.tasks": phases, "memory": memory}
         values = Recipe.build(method, data, preset=preset, **given).values()
@@ -83,13 +85,14 @@ def main() -> int:
     parser.add_argument("file", type=Path)
     parser.add_argument("--against", type=Path)
     parser.add_argument("--only", choices=("runs", "recipes"))
+    parser.add_argument("--methods", nargs="*", default=sorted(methods()))
     given = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, str] = {}
     if given.only != "recipes":
-        found |= dict(of_runs())
+        found |= dict(of_runs(given.methods))
     if given.only != "runs":
-        found |= dict(of_recipes())
+        found |= dict(of_recipes(given.methods))
     given.file.write_text(json.dumps(found, indent=0))
     if given.against is None:
         return 0

@@ -180,3 +180,12 @@ def test_paper() -> None:
     assert (acil.values()["options.size"], acil.values()["options.penalty"]) == (8192, 0.1)
     assert acil.data.augment == "crop-flip-trivial"
     assert Recipe.build("ranpac", data="cifar100", preset="paper").values()["options.size"] == 10_000
+
+
+@pytest.mark.parametrize("preset", ["default", "tuned", "paper", "quick"])
+def test_who_learns_from_no_exemplars_keeps_none_unless_told_to(preset: str) -> None:
+    for method in ("acil", "ranpac", "ewc", "lwf"):
+        assert Recipe.build(method, "cifar100", preset=preset).memory == "none"
+        assert Recipe.build(method, "cifar100", preset=preset, **{"stream.protocol": "base-half"}).memory == "none"
+        assert Recipe.build(method, "cifar100", preset=preset, memory="total=50").memory == "total=50"
+    assert Recipe.build("er", "cifar100", preset=preset).memory == "total=2000"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from edbl.engine.check import check
+from edbl.engine.check import _Checks, check
 from tests.conftest import Cli
 from tests.test_safe import CHEATS, COUNTS, DRAWS, GREEDY, HEAD, PEEKS
 
@@ -16,6 +16,29 @@ LOSS = """
         return -(batch.y * logits.log_softmax(1)).sum(1).mean()
 """
 
+WAITING = (
+    ("torch.equal(logits, logits)", "equal"),
+    ("torch.allclose(logits, logits)", "allclose"),
+    ("torch.is_nonzero(logits.sum())", "is_nonzero"),
+    ("3.0 in logits", "__contains__"),
+    ("logits.detach().to('cpu')", "to"),
+    ("f'{logits.sum().detach()}'", "__format__"),
+    ("torch.tensor(2.0)", "tensor of numbers of the host"),
+)
+SHAPED = (
+    ("nn.functional.one_hot(batch.y.argmax(1))", "one_hot without the number of classes"),
+    ("logits.repeat_interleave(batch.y.argmax(1) + 1, 0)", "repeat_interleave by a tensor without output_size"),
+    ("batch.y.unique_consecutive()", "unique_consecutive"),
+)
+DRAWING = (
+    ("torch.rand(())", "rand without a generator"),
+    ("torch.empty_like(logits).normal_()", "normal_ without a generator"),
+    ("torch.bernoulli(torch.full_like(logits, 0.5)).sum()", "bernoulli without a generator"),
+    ("nn.functional.dropout(logits.detach()).mean()", "dropout without a generator"),
+    ("__import__('random').random()", "random.random"),
+    ("float(__import__('numpy').random.rand())", "numpy.random.rand"),
+)
+
 
 def found(tmp_path: Path, text: str) -> dict[str, str]:
     (tmp_path / "mine.py").write_text(text)
@@ -25,7 +48,7 @@ def found(tmp_path: Path, text: str) -> dict[str, str]:
 @pytest.mark.parametrize("method", ["edbl", "gem", "lwf"])
 def test_methods_of_the_package_pass(method: str) -> None:
     findings = list(check(method))
-    assert len(findings) == 8
+    assert len(findings) == 9
     assert [finding for finding in findings if finding.wrong] == []
 
 
@@ -42,6 +65,8 @@ def test_ordinary_pytorch_code_passes(text: str, tmp_path: Path) -> None:
         ("logits = -logits if logits.any() else 0", "waits for no tensor in a step", "__bool__ in mine.py, line 14"),
         ("logits[logits > 0]", "has the same shapes in every step", "__getitem__ in mine.py, line 14"),
         ("logits.nonzero()", "has the same shapes in every step", "nonzero in mine.py, line 14"),
+        *((line, "waits for no tensor in a step", f"{name} in mine.py, line 14") for line, name in WAITING),
+        *((line, "has the same shapes in every step", f"{name} in mine.py, line 14") for line, name in SHAPED),
     ],
 )  # fmt: skip
 def test_what_a_step_must_not_do_is_named_with_its_line(line: str, what: str, wrong: str, tmp_path: Path) -> None:
@@ -49,10 +74,41 @@ def test_what_a_step_must_not_do_is_named_with_its_line(line: str, what: str, wr
     assert {key: value for key, value in findings.items() if value} == {what: wrong}
 
 
+@pytest.mark.parametrize(("line", "name"), DRAWING)
+def test_what_is_drawn_beside_the_generators_is_named_with_its_line(line: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + LOSS.format(f"logits = logits + 0 * {line}"))
+    checks = _Checks(str(tmp_path / "mine.py"), tmp_path)
+    assert checks._looks("draws") == f"{name} in mine.py, line 14"
+    assert checks._looks("waits") == checks._looks("shapes") == ""
+
+
+def test_draws_of_a_generator_or_a_module_are_its_own(tmp_path: Path) -> None:
+    mixing = """
+    def draw(self, task):
+        def noise(batch, generator):
+            return replace(batch, x=batch.x + torch.randn(batch.x.shape, generator=generator))
+        return replace(super().draw(task), mixing=noise)
+"""
+    (tmp_path / "mine.py").write_text(DRAWS + mixing)
+    assert _Checks(str(tmp_path / "mine.py"), tmp_path)._looks("draws") == ""
+
+
+def test_answers_that_differ_after_a_kill_are_found(tmp_path: Path) -> None:
+    text = """
+    def scores(self, output, calls=[]):
+        calls.append(0)
+        return output.logits.roll(len(calls), 1)
+"""
+    findings = found(tmp_path, HEAD + text)
+    assert "the answers of classifier cnn differ from task" in findings["killed anywhere, ends with the same bits"]
+
+
 def test_other_generators_are_not_the_runs(tmp_path: Path) -> None:
     findings = found(tmp_path, "import random\n" + HEAD + LOSS.format("logits = logits * random.random()"))
     assert findings["same seed, same bits"] == "the loss differs from task 1, phase train, epoch 1 on"
     assert "the loss differs" in findings["killed anywhere, ends with the same bits"]
+    assert findings["draws from its generators alone"] == "random.random in mine.py, line 15"
+    assert "sees no test images and no later task" not in findings  # any two runs differ
 
 
 def test_a_method_without_chance_has_the_same_bits_for_every_seed(tmp_path: Path) -> None:
@@ -78,6 +134,8 @@ def test_what_is_lost_by_a_kill_is_found(tmp_path: Path) -> None:
         yield replace(phase, schedule=replace(phase.schedule, lr=0.01 * len(CALLS)))
 """
     findings = found(tmp_path, "CALLS = []" + HEAD + text)
+    assert "`mine.CALLS` has changed in task 1" in findings[RUNS]
+    findings = found(tmp_path, HEAD + text.replace("task):", "task, CALLS=[]):"))
     assert "killed at moment" in findings["killed anywhere, ends with the same bits"]
 
 
@@ -128,8 +186,8 @@ def test_the_command(cli: Cli, tmp_path: Path) -> None:
     done = cli("check", tmp_path / "mine.py")
     assert done.code == 1
     assert "item in mine.py, line 14" in done.out
-    assert "1 of 8 checks failed" in done.err
+    assert "1 of 9 checks failed" in done.err
     done = cli("check", "rkd")
     assert done.code == 0
-    assert done.out.count("passed") == 8
+    assert done.out.count("passed") == 9
     assert cli("check", "rdk").code == 2

@@ -477,6 +477,10 @@ def test_a_run_is_counted_once_and_kept(cli: Cli) -> None:
     page = Path("run/report.html").read_bytes()
     refused(cli("run", "rkd", *QUICK, "--seeds", 2, "--out", "run"), "is that of one run")
     assert Path("run/report.html").read_bytes() == page
+    done = cli("run", "finetune", *QUICK, "--seeds", 2, "--out", "run")
+    assert done.code == 0, done.err
+    assert (Path("run/finetune-seed1/record.json").is_file(), Path("run/finetune-seed0").exists()) == (True, False)
+    assert "2 runs" in Path("run/report.html").read_text()
     once, twice = cli("report", "run", "--out", "a.html"), cli("report", "run", "./run", "--out", "b.html")
     assert twice.out.replace("b.html", "a.html") == once.out
 

@@ -68,6 +68,15 @@ def test_the_command_prints_what_a_paper_needs(cli: Cli, tmp_path: Path) -> None
     assert "with 4 pairs Wilcoxon's p cannot be below 0.125" in done.out
 
 
+@pytest.mark.parametrize(("larger", "told"), [(1_090_000, False), (2_000_000, True)])
+def test_other_bytes_are_told(cli: Cli, tmp_path: Path, larger: int, told: bool) -> None:
+    kept = [[{"exemplars": 5, "net": size, "memory": 0, "state": 0}] * 3 for size in (1_000_000, larger)]
+    runs = [replace(make(name), kept=sizes) for name, sizes in zip(("edbl", "rkd"), kept, strict=True)]
+    done = cli("compare", *write(tmp_path, *runs))
+    assert ("edbl keeps 1.0 MB after the last task, and rkd 2.0 MB" in done.out) is told
+    assert ("kept, MB" in cli("report", tmp_path).out) is True
+
+
 def test_one_pair_gives_no_interval(cli: Cli, tmp_path: Path) -> None:
     one, other = write(tmp_path, make(), make("rkd"))
     done = cli("compare", one, other)

@@ -20,8 +20,9 @@ from edbl.engine.fit import only
 from edbl.engine.progress import Progress
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
-from edbl.methods.der_net import DERNet, ExpandingNet, auxiliary_loss, balanced
+from edbl.methods.der_net import DERNet, auxiliary_loss, balanced
 from edbl.nets.backbones import Backbone, build
+from edbl.nets.expanding import ExpandingNet
 from edbl.schedule import FirstTask, Optim, Schedule
 from tests.vectors import same, seeded, state, tools
 

@@ -13,7 +13,8 @@ from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Tools
-from edbl.methods.foster import FOSTER, Boosted, FosterNet, balanced_distillation, class_weights
+from edbl.methods.foster import FOSTER, balanced_distillation, class_weights
+from edbl.nets.expanding import Boosted, FosterNet
 from edbl.nets.net import Net, Output
 from edbl.schedule import Optim, Schedule
 from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax, state
@@ -180,6 +181,16 @@ def test_the_record_has_both(tmp_path: Path) -> None:
     assert [sorted(losses) for losses in record.losses] == [["train"], *[["boost", "compress"]] * 2]
     first, second, third = (kept["net"] for kept in record.kept)
     assert 3 * first < second < third < 3.5 * first
+
+
+def test_accuracy_while_boosting_is_that_of_the_boosted_net(tmp_path: Path) -> None:
+    given = {"memory": "total=50", "net.backbone": "mlp", "schedule.epochs": 6, "stream.tasks": 2}
+    values = {"method": "foster", "data.name": "digits", "preset": "quick", "evaluation.every": 6, **given}
+    record = run(Recipe.of(values), tmp_path / "run")
+    boost, compress = (record.within[1][name][-1] for name in ("boost", "compress"))
+    assert boost[1] == pytest.approx(record.accuracy["boosted"][1])
+    assert compress[1] == pytest.approx(record.accuracy["cnn"][1])
+    assert boost[3] > 0.5  # on new classes, which the compressed net's head has not learnt yet
 
 
 def test_paper_is_what_its_authors_release() -> None:

@@ -18,10 +18,13 @@ from edbl.data import datasets
 from edbl.data.given import as_dataset
 from edbl.data.images import Dataset, Images
 from edbl.data.mixing import Batch
+from edbl.engine.prepare import Prepared
+from edbl.engine.progress import Progress
 from edbl.methods.rkd import RKD
 from edbl.nets import named, pretrained
 from edbl.nets.backbones import Foreign
 from tests.conftest import Cli
+from tests.photos import write_digits
 from tests.test_cli import refused
 from tests.test_contract import Killed, last_state
 from tests.test_resume import KillIn
@@ -432,6 +435,35 @@ def test_a_pretrained_network_in_a_run(tmp_path: Path, stand_in: pretrained.Pret
         run(made, tmp_path / "x", data=DIGITS)
     with pytest.raises(EdblError, match="takes images of 12 pixels only, not of 8"):
         run(replace(made, net=replace(made.net, image_size=0)), tmp_path / "x", data=colour)
+
+
+def test_a_frozen_backbone_keeps_weights_and_statistics(tmp_path: Path) -> None:
+    given: Any = {"net.backbone": "small", "data.augment": "none", "schedule.epochs": 2}
+    states = {}
+    for frozen in (True, False):
+        made = Recipe.build("rkd", "digits", **QUICK | given | {"net.frozen": frozen})
+        states[frozen] = [Prepared(made, None, Progress()).learner.net.state_dict()]
+        run(made, tmp_path / str(frozen))
+        states[frozen].append({k.removeprefix("net."): v for k, v in last(tmp_path / str(frozen)).items()})
+    backbone = [name for name in states[True][0] if name.startswith("backbone.")]
+    assert any("running_mean" in name for name in backbone)
+    for name in backbone:
+        assert torch.equal(states[True][0][name], states[True][1][name]), name
+    changed = {name for name in backbone if not torch.equal(states[False][0][name], states[False][1][name])}
+    assert changed == set(backbone)
+    assert states[True][1]["head.weight"].abs().max() > 0
+
+
+@pytest.mark.skipif(pretrained.default() is None, reason="needs the weights of edbl[photos]")
+def test_ranpac_on_a_frozen_pretrained_network_and_a_folder(tmp_path: Path) -> None:
+    folder = write_digits(tmp_path / "photos", dict.fromkeys(range(4), 6))
+    given: Any = {"net.backbone": "efficientnet-lite0", "net.frozen": True, "options.size": 64, "data.image_size": 64}
+    record = run(Recipe.build("ranpac", str(folder), **given | {"stream.tasks": 2}), tmp_path / "run")
+    assert record.losses == [{}, {}]
+    assert record.accuracy.keys() == {"cnn"}
+    weights = pretrained.find("efficientnet-lite0").load().state_dict()
+    kept = last(tmp_path / "run")
+    assert all(torch.equal(kept[f"net.backbone.{name}"], weight) for name, weight in weights.items())
 
 
 def test_images_of_a_folder_are_read_as_large_as_the_network_wants_them(

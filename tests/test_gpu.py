@@ -6,19 +6,22 @@ import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import Tensor
+from torch import Tensor, nn
 
 from edbl import Recipe, Record, records, resume, run
 from edbl.bench import tune, verify
 from edbl.data.augment import Transform
 from edbl.data.images import Images
+from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.engine import trial
 from edbl.engine.evaluate import outputs
@@ -29,10 +32,10 @@ from edbl.fleet.many import divisible, run_many
 from edbl.fleet.mps import MPS
 from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
-from edbl.methods.base import Tools
+from edbl.methods.base import Draw, Tools
 from edbl.nets import launch
 from edbl.nets.backbones import Backbone, ResNet, _pooled, initialise
-from edbl.nets.net import linear
+from edbl.nets.net import Net, linear
 from edbl.schedule import Optim, Schedule
 from tests.conftest import Cli
 from tests.photos import write_digits
@@ -281,6 +284,86 @@ def test_steps_that_cannot_be_captured_are_made_one_by_one(tmp_path: Path) -> No
     assert ends[0].losses == ends[1].losses
     for ours, theirs in zip(confusions(ends[0]), confusions(ends[1]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+class Draws(find_method("rkd")):  # type: ignore[misc]
+    """Draws as ordinary code does, by dropout and the global generator; augments and logs by itself."""
+
+    name = "draws"
+
+    @classmethod
+    def build(cls, make: Callable[[torch.Generator], Backbone], generator: torch.Generator) -> Net:
+        net: Net = super().build(make, generator)
+        net.drop = nn.Dropout(0.5)
+        return net
+
+    def draw(self, task: Task) -> Draw:
+        def noisy(x: Tensor, generator: torch.Generator) -> Tensor:
+            noise = torch.randn(x.shape, generator=generator, device=x.device)
+            levels: Tensor = self.normalise(x)
+            return levels + 0.1 * noise
+
+        plain: Draw = super().draw(task)
+        return replace(plain, augment=noisy)
+
+    def loss(self, batch: Batch) -> Tensor:
+        features = self.net(batch.x).features
+        logits = self.net.head(self.net.get_submodule("drop")(features) + 0.1 * torch.randn_like(features))
+        ce: Tensor = -(batch.y * logits.log_softmax(1)).sum(1).mean()
+        self.log("ce", ce)
+        self.log("kept", (logits != 0).float().mean())
+        return ce
+
+
+def drawn(folder: Path, killed_at: int = 0, **given: Any) -> Record:
+    values = {"net.backbone": "resnet32", "stream.tasks": 2, "schedule.epochs": 3, "checkpoint_seconds": 0, **given}
+    recipe = Recipe.build(Draws, "digits", preset="quick", device="cuda", **values)
+    if not killed_at:
+        return run(recipe, folder, method=Draws)
+    with pytest.raises(Killed):
+        run(recipe, folder, method=Draws, progress=Killer(killed_at))
+    return resume(folder, method=Draws)
+
+
+def test_what_code_draws_in_a_graph_follows_the_seed(tmp_path: Path) -> None:
+    one, again, other = (drawn(tmp_path / name, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1)))
+    assert not one.notes  # all steps were replayed
+    assert one.losses == again.losses
+    assert one.losses != other.losses
+    assert drawn(tmp_path / "killed", killed_at=40).losses == one.losses
+    for epochs in one.losses[1].values():
+        assert len(set(epochs)) == len(epochs) == 3  # replays draw anew
+
+
+def test_what_a_graph_logs_is_the_loss_of_its_steps(tmp_path: Path) -> None:
+    record = drawn(tmp_path / "run")
+    for losses in record.losses:
+        assert losses["train.ce"] == pytest.approx(losses["train"], rel=1e-4)
+
+
+def test_adamw_is_killed_and_resumed_on_a_gpu(tmp_path: Path) -> None:
+    adam: Any = {"optim.kind": "adamw", "schedule.lr": 1e-3}
+    whole, killed = drawn(tmp_path / "whole", **adam), drawn(tmp_path / "killed", killed_at=40, **adam)
+    assert whole.losses == killed.losses
+    for ours, theirs in zip(confusions(whole), confusions(killed), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_number_drawn_on_the_host_is_the_same_in_all_replays(tmp_path: Path) -> None:
+    """Which is why `edbl check` names such a line: the graph holds what was drawn while it was captured."""
+    made = []
+
+    class Host(find_method("rkd")):  # type: ignore[misc]
+        name = "host"
+
+        def loss(self, batch: Batch) -> Tensor:
+            made.append(float(torch.rand(())))
+            found: Tensor = super().loss(batch)
+            return found * (1 + made[-1])
+
+    small = {"net.backbone": "resnet32", "stream.tasks": 2, "schedule.epochs": 3}
+    record = run(Recipe.build(Host, "digits", preset="quick", device="cuda", **small), tmp_path / "run", method=Host)
+    assert len(made) == 4 * len(record.losses)  # three steps one by one and one that is captured, in each phase
 
 
 def confusions(record: Record) -> list[np.ndarray]:

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from edbl.data.images import Images
 from edbl.errors import EdblError
 from edbl.memory import Budget, Memory, herd
+from tests.vectors import images_of
 
 Vectors = list[list[float]]
 
@@ -325,3 +326,21 @@ def test_choosing_again_keeps_the_quota_among_all_classes(budget: Budget, kept: 
     memory.choose_again({number}, lambda images: torch.stack([images.x.flatten().float(), torch.ones(len(images))], 1))
     assert [len(images) for images in memory.classes] == [kept, 1, 1]
     assert set(memory.classes[number].x.flatten().tolist()) <= own
+
+
+def test_exemplars_keep_what_is_noted_first_and_lose_a_class_of_it() -> None:
+    memory = Memory(Budget("total", 9))
+    memory.replace(images_of([2, 1]), 2)
+    memory.note("logits", torch.arange(6.0).view(3, 2))
+    memory.replace(Images.cat([memory.images, images_of([0, 0, 1])]), 3)
+    memory.note("logits", 10 + torch.arange(12.0).view(4, 3))
+    kept = memory.images.extra["logits"]
+    assert kept[:3, :2].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert kept[:3, 2].isnan().all()
+    assert kept[3].tolist() == [19, 20, 21]
+    memory.remove(1, (("log*", 1),))
+    left = memory.images
+    assert left.y.tolist() == [0, 0, 1]
+    assert left.extra["logits"].nan_to_num(-1).tolist() == [[0, -1], [2, -1], [19, 21]]
+    memory.remove(0)  # no name has an axis of classes
+    assert memory.images.extra["logits"].shape == (1, 2)

@@ -209,7 +209,7 @@ def test_published_systems_come_after_natural_order_and_tiny_imagenet() -> None:
         ("base-half", 5, "per_class=20"),
         ("base-half", 10, "per_class=20"),
     }
-    assert {(r.data.augment, r.data.cutout) for r in foster.values()} == {("crop-flip-trivial", 16)}
+    assert {(r.data.augment, r.data.cutout) for r in foster.values()} == {("crop-flip-auto", 16)}
     for made in foster.values():
         later = made.stream.number - (made.stream.protocol == "base0")
         betas = made.values()["options.boost_betas"]

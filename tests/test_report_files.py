@@ -100,6 +100,14 @@ def test_csv_has_a_row_for_each_number() -> None:
     assert {row["experiment"] for row in found if row["method"] == "icarl"} == {"icarl (unfinished, 2 of 3 tasks)"}
 
 
+def test_what_was_kept_has_rows_of_its_own() -> None:
+    record = replace(make(tasks=2), kept=[{"exemplars": 5, "net": 100, "memory": 20, "state": 3}] * 2)
+    rows = [row for row in table(as_csv(held(record))) if row["metric"].startswith("kept")]
+    assert [(row["readout"], row["metric"], row["task"], row["value"]) for row in rows] == [
+        ("", metric, task, value) for task in "12" for metric, value in (("kept_exemplars", "5"), ("kept_bytes", "123"))
+    ]
+
+
 def test_what_does_not_exist_is_an_empty_cell() -> None:
     (row,) = [row for row in table(as_csv(held(make(tasks=1)))) if "first" in row["metric"] and row["readout"] == "nme"]
     assert (row["metric"], row["value"]) == ("average_without_first", "")

@@ -126,6 +126,91 @@ def test_state_survives_a_kill(at: int, tmp_path: Path) -> None:
     assert killed.accuracy == whole.accuracy
 
 
+@pytest.mark.parametrize("at", [22, 40, 75])
+def test_state_that_a_loss_changes_survives_a_kill_inside_a_phase(at: int, tmp_path: Path) -> None:
+    counts = """
+    def begin(self, task, generator):
+        super().begin(task, generator)
+        self.state.setdefault("steps", torch.zeros(()))
+
+    def loss(self, batch):
+        self.state["steps"] += 1
+        self.state["last"] = batch.y.sum(0).detach()
+        return super().loss(batch) * (1 + 0.01 * self.state["steps"])
+"""
+    whole = run(recipe(tmp_path, HEAD + counts), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, HEAD + counts), tmp_path / "killed", progress=Killer(at))
+    killed = resume(tmp_path / "killed")
+    kept = last_state(tmp_path / "whole", whole).tensors
+    assert same(kept, last_state(tmp_path / "killed", killed).tensors)
+    assert killed.losses == whole.losses
+    assert kept["state.steps"] > at
+
+
+@pytest.mark.parametrize(
+    ("top", "line", "name"),
+    [
+        ("SEEN = {}", "SEEN[len(SEEN)] = 0", "SEEN"),
+        ("SEEN = [torch.zeros(3)]", "SEEN[0] += 1", "SEEN"),
+        ("import numpy\nSEEN = numpy.zeros(3)", "SEEN[0] += 1", "SEEN"),
+        ("SEEN = 0", "global SEEN; SEEN += 1", "SEEN"),
+        ("SEEN = torch.zeros(3)", "SEEN.add_(1)", "SEEN"),
+        ("MANY, SEEN = range(10**12), [[]]", "SEEN[0].append(1)", "SEEN"),
+    ],
+)
+def test_what_a_file_holds_and_changes_is_refused(top: str, line: str, name: str, tmp_path: Path) -> None:
+    text = f"import torch\n{top}\n{HEAD}    def begin(self, task, generator):\n        {line}\n"
+    text += "        super().begin(task, generator)\n"
+    with pytest.raises(EdblError, match=f"`mine.{name}` has changed in task 1"):
+        run(recipe(tmp_path, text), tmp_path / "run")
+
+
+OPTIMISER = """
+class Counting(torch.optim.SGD):
+    def __init__(self, params):
+        super().__init__(params, lr=0.1)
+        for group in self.param_groups:
+            group["k"] = 0
+        {}
+
+    def step(self, closure=None):
+        {}
+        for group in self.param_groups:
+            group["k"] += 1
+            group["weight_decay"] = 1e-3 * group["k"]
+        super().step(closure)
+"""
+OWN = """
+    def phases(self, task):
+        yield replace(self.main_phase(task, self.draw(task)), optimiser=Counting)
+"""
+
+
+@pytest.mark.parametrize("at", [22, 40])
+def test_numbers_of_an_optimisers_groups_survive_a_kill(at: int, tmp_path: Path) -> None:
+    text = HEAD + OWN + OPTIMISER.format("pass", "pass")
+    whole = run(recipe(tmp_path, text), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, text), tmp_path / "killed", progress=Killer(at))
+    killed = resume(tmp_path / "killed")
+    assert same(last_state(tmp_path / "whole", whole).tensors, last_state(tmp_path / "killed", killed).tensors)
+    assert killed.losses == whole.losses
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "what"),
+    [
+        ("self.steps = 0", "self.steps += 1", "keeps `steps`"),
+        ("pass", "self.param_groups[0].setdefault('seen', []).append(1)", "keeps `group.0.seen`"),
+        ("pass", "self.state[self.param_groups[0]['params'][0]]['name'] = 'mine'", "keeps `state.0.name`"),
+    ],
+)  # fmt: skip
+def test_an_optimiser_that_no_checkpoint_holds_is_refused(first: str, later: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(EdblError, match=what):
+        run(recipe(tmp_path, HEAD + OWN + OPTIMISER.format(first, later)), tmp_path / "run")
+
+
 def test_an_attribute_that_would_be_lost_on_resume_is_lost_in_a_whole_run_too(tmp_path: Path) -> None:
     forgets = """
     def begin(self, task, generator):
@@ -150,6 +235,13 @@ def test_the_callers_generator_is_left_alone(tmp_path: Path) -> None:
 def test_more_exemplars_than_the_memory_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EdblError, match=r"the method keeps .* exemplars where the memory holds 50"):
         run(recipe(tmp_path, GREEDY), tmp_path / "run")
+
+
+@pytest.mark.parametrize("seen", [11, 10_000])
+def test_classes_that_were_not_seen_bring_no_room(seen: int, tmp_path: Path) -> None:
+    text = f"{HEAD}    def end(self, task):\n        self.memory.replace(task.train, {seen})\n"
+    with pytest.raises(EdblError, match=rf"the memory has {seen} classes where \d were seen"):
+        run(recipe(tmp_path, text, memory="per_class=5"), tmp_path / "run")
 
 
 @pytest.mark.parametrize(("text", "error"), [(PEEKS, AttributeError), (CHEATS, RuntimeError)])

@@ -51,6 +51,11 @@ def option(
     return field(default=default, metadata={"help": help, "least": least, "most": most, "search": search})
 
 
+def magnitude(default: float, help: str, low: float, high: float) -> float:
+    """Declare a number of at least 0, searched for from ``low`` to ``high`` by its logarithm."""
+    return option(default, help, least=0, search=Search(low, high, log=True))
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One setting: its type, default, help and range."""

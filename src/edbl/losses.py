@@ -4,7 +4,7 @@ Labels ``y`` are distributions over the seen classes, so hard and mixed labels t
 value per sample. ``m`` is the number of old classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -102,3 +102,13 @@ def task_distillation(
 def less_forget(features: Tensor, teacher: Tensor) -> Tensor:
     """``1 - cos(h, h_old)`` (LUCIR, PODNet), ``[batch]``."""
     return 1 - F.cosine_similarity(features.float(), teacher.float())
+
+
+def fisher(logits: Callable[[Tensor], Tensor], params: Mapping[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the mean over images of the squared gradient of their label's log-likelihood, by parameter (EWC)."""
+    total = {k: torch.zeros_like(p) for k, p in params.items()}
+    for image, label in zip(x.split(1), y.split(1), strict=True):
+        gradients = torch.autograd.grad(F.cross_entropy(logits(image), label), list(params.values()))
+        for k, gradient in zip(params, gradients, strict=True):
+            total[k] += gradient.square() / len(y)
+    return total

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from edbl.data.images import Images, firsts
+from edbl.data.images import Images, firsts, without
 from edbl.errors import EdblError
 
 Features = Callable[[Images], Tensor]
@@ -112,16 +112,29 @@ class Memory:
         pooled = Images.cat(parts)
         self.replace(pooled[pooled.y.argsort(stable=True)].here(), seen)
 
-    def check(self, budget: Budget) -> None:
-        """Refuse more exemplars than a budget has for all classes: numbers would not be what they say."""
-        most = sum(budget.quotas(len(self.classes)))
+    def check(self, budget: Budget, seen: int) -> None:
+        """Refuse more exemplars than a budget has for all ``seen`` classes: numbers would not be what they say."""
+        if len(self.classes) > seen:
+            raise EdblError(f"the memory has {len(self.classes)} classes where {seen} were seen")
+        most = sum(budget.quotas(seen))
         if len(self) > most:
             raise EdblError(f"the method keeps {len(self)} exemplars where the memory holds {most}")
 
-    def remove(self, number: int) -> None:
-        """Forget a class; those after it move up."""
+    def remove(self, number: int, axes: Sequence[tuple[str, int]] = ()) -> None:
+        """Forget a class; those after it move up, in extras too that ``axes`` has, by name and axis of classes."""
         left = self.classes[:number] + self.classes[number + 1 :]
-        self.classes = [replace(images, y=torch.full_like(images.y, k)) for k, images in enumerate(left)]
+        self.classes = [
+            replace(images, y=torch.full_like(images.y, k), extra=without(images.extra, number, axes))
+            for k, images in enumerate(left)
+        ]
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Keep each exemplar's row of ``values`` as its extra of that name, unless it has one already."""
+        images = self.images
+        now = replace(images, extra={name: values})
+        then = Images.cat([images, now[:0]]).extra[name]  # as wide as they are now; NaN where there is none
+        known = torch.where(then.isnan().all(1, keepdim=True), values, then)
+        self.replace(replace(images, extra={**images.extra, name: known}), len(self.classes))
 
     def replace(self, images: Images, seen: int = 0) -> None:
         """Take over exemplars that are sorted by class, as `images` gives them; one of ``seen`` may have none."""

@@ -89,6 +89,10 @@ class Record:
         """The mean of the accuracies, first task included, for each classifier."""
         return {readout: metrics.average_incremental_accuracy(found) for readout, found in self.confusions.items()}
 
+    def kept_bytes(self, task: int) -> int:
+        """Return the bytes of network, exemplars and state after a task."""
+        return sum(self.kept[task].get(part, 0) for part in ("net", "memory", "state"))
+
     @property
     def finished(self) -> int:
         """The number of tasks learnt and measured."""

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 
 LONGEST = 100_000  # epochs: a run that never ends is of no use
 
@@ -17,9 +17,7 @@ class Optim:
     batch: int = option(128, "images per batch, before mixing", least=2, most=2**16)
     momentum: float = option(0.9, "sgd: momentum", least=0, most=1)
     nesterov: bool = option(True, "sgd: Nesterov momentum (A16)")
-    weight_decay: float = option(
-        2e-4, "L2 penalty on all parameters; adamw: decay of their values", least=0, search=Search(1e-5, 1e-2, log=True)
-    )
+    weight_decay: float = magnitude(2e-4, "L2 penalty on all parameters; adamw: decay of their values", 1e-5, 1e-2)
     clip: float = option(0.0, "largest norm of all gradients together; 0 means no limit", least=0)
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
@@ -57,7 +55,7 @@ class FirstTask:
 
     task_epochs: int = option(0, "epochs of the first task; 0 means schedule.epochs", least=0, most=LONGEST)
     task_milestones: tuple[int, ...] = option((), "its milestones; none: those of later tasks, scaled", least=1)
-    task_lr: float = option(0.0, "its learning rate; 0 means schedule.lr", least=0, search=Search(0.01, 0.5, log=True))
+    task_lr: float = magnitude(0.0, "its learning rate; 0 means schedule.lr", 0.01, 0.5)
     task_weight_decay: float = option(0.0, "its L2 penalty; 0 means optim.weight_decay", least=0)
 
     def schedule(self, later: Schedule) -> Schedule:

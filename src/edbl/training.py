@@ -29,8 +29,8 @@ Origins = dict[str, tuple[object, str]]  # values by dotted key, each with where
 class ImageSettings:
     """What is done to images on their way to the network."""
 
-    augment: Literal["crop-flip-trivial", "crop-flip", "crop", "flip", "resize-flip", "none"] = option(
-        "none", "random changes of training images"
+    augment: Literal["crop-flip-trivial", "crop-flip-auto", "crop-flip", "crop", "flip", "resize-flip", "none"] = (
+        option("none", "random changes of training images")
     )
     view: int = option(
         0,
@@ -66,6 +66,7 @@ class NetSettings:
         "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
     )
     image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
+    frozen: bool = option(False, "the backbone keeps its weights and statistics, and the head alone learns")
 
 
 @dataclass(frozen=True)
@@ -248,7 +249,7 @@ def _of_preset(method: type[Method], found: Origins, given: Values, facts: prese
     usual = {k: v for k, (v, _) in found.items()}
     theirs = {k for k in usual if _declared_by_users(method.Config, k)}
     paper = config.check(method.paper, Training._keys(method)) if facts.preset == "paper" else {}
-    return presets.values(facts, paper, usual, theirs, given)
+    return presets.values(replace(facts, keeps=method.keeps), paper, usual, theirs, given)
 
 
 def _declared_by_users(options: type, key: str) -> bool:

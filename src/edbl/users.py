@@ -21,6 +21,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 from edbl.errors import EdblError, Unnamed, unknown
 from edbl.store import read_file
 
@@ -33,6 +35,7 @@ GROUPS = {METHOD: "edbl.methods", DATA: "edbl.data", BACKBONE: "edbl.backbones",
 CALLED = {METHOD: "method", DATA: "data set", BACKBONE: "backbone", STREAM: "stream"}  # in messages
 GIVEN = "given:"  # begins the name of an object that a call was given
 FULL = "EDBL_TRACEBACK"  # in the environment: show all frames of a crash
+MOST_HELD = 100_000  # things in a collection that are looked at
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 FILE = re.compile(r"(.+\.py)(?::(\w+))?", re.DOTALL)
 OURS = Path(__file__).parent
@@ -162,14 +165,33 @@ def digest(kind: str, name: str, ours: Collection[str]) -> str:
 
 
 def held(kind: type) -> dict[str, object]:
-    """Return what classes of users hold beside code, as far as it shows: it is lost when a process ends."""
+    """Return what classes and files of users hold beside code, as far as it shows: it is lost when a process ends."""
     theirs = [one for one in kind.__mro__ if not one.__module__.startswith("edbl.") and one is not object]
-    return {
-        f"{one.__name__}.{name}": (id(value), repr(value) if isinstance(value, Collection) else "")
+    found: dict[str, object] = {
+        f"{one.__name__}.{name}": (id(value), _mark(value))
         for one in theirs
         for name, value in vars(one).items()
         if not name.startswith("__")
     }
+    for module in [module for module in list(sys.modules.values()) if getattr(module, "__file__", None) in _files]:
+        held = {name: value for name, value in vars(module).items() if not name.startswith("__")}
+        found |= {f"{module.__name__.rpartition('.')[2]}.{k}": mark for k, v in held.items() if (mark := _mark(v))}
+    return found
+
+
+def _mark(value: object, depth: int = 4) -> str:
+    """Return what changes when a number, a tensor, an array or a collection of them does; nothing of other objects."""
+    if hasattr(value, "_version"):  # a tensor, whose values a device would have to be waited for
+        return f"tensor {id(value)} {value._version}"
+    if isinstance(value, np.ndarray):
+        return f"array {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
+    if isinstance(value, Collection) and len(value) > MOST_HELD:  # such as a range, or data
+        return f"{id(value)} {len(value)}"
+    if isinstance(value, Mapping) and depth:
+        return f"{{{', '.join(f'{key!r}: {_mark(item, depth - 1)}' for key, item in value.items())}}}"
+    if isinstance(value, Collection) and not isinstance(value, str | bytes) and depth:
+        return f"[{', '.join(_mark(item, depth - 1) for item in value)}]"
+    return repr(value) if isinstance(value, int | float | str | bytes) else ""
 
 
 def forget() -> None:

@@ -26,11 +26,10 @@ from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
 from edbl.methods.base import Method
 from edbl.methods.closed import ClosedForm
-from edbl.methods.der_net import ExpandingNet
-from edbl.methods.foster import FosterNet
 from edbl.nets.backbones import ResNet
 from edbl.nets.closed import rooted
 from edbl.nets.engines import Eight
+from edbl.nets.expanding import ExpandingNet, FosterNet
 from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
 from edbl.nets.net import Head, LinearHead, Net
 from edbl.nets.sure import threshold

@@ -66,7 +66,7 @@ def _demo_photos(folder: Path) -> None:
 
 def reproduce(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="table1 to table5, fig2 to fig4, or all; at small scale also tuning.")
+        str, typer.Argument(metavar="NAME", help="table1-5, fig2-4, all; at small scale tuning, others-tuning, others.")
     ],
     scale: Annotated[
         Literal["paper", "small"], typer.Option(help="The paper's own runs, or small counterparts for a CPU.")

@@ -1,4 +1,4 @@
-"""Augmentation on the device, a batch at a time: crops, flip, TrivialAugment, brightness, cutout, normalisation."""
+"""Augmentation on the device, a batch at a time: crops, flip, Trivial- or AutoAugment, brightness, cutout, levels."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from edbl.data import pixels, trivial
+from edbl.data import auto, pixels, trivial
 from edbl.data.devices import usable
 from edbl.data.far import near
 
@@ -21,8 +21,8 @@ class Changes(NamedTuple):
     flipped: Tensor | None  # [n, 1]
     bright: Tensor | None  # a factor, [n, 1, 1, 1]
     hole: Tensor | None  # row and column of the centre of what is blanked, [2, n, 1]
-    op: Tensor | None  # number of a change of TrivialAugment, [n]
-    strength: Tensor | None  # its strength, -1 to 1, [n]
+    op: Tensor | None  # number of a change of TrivialAugment, or of a pair of AutoAugment, [n]
+    strength: Tensor | None  # its strength, -1 to 1, [n]; of a pair what else it takes, 0 to 1, [4, n]
     box: Tensor | None = None  # left, top, width and height, in pixels, of the part that is scaled, [4, n]
 
 
@@ -40,6 +40,7 @@ class Transform:
     trivial: bool = False
     view: int = 0  # side of what the network sees of an image: its centre, or in training a part that is scaled
     resize: bool = False
+    policy: Tensor | None = None  # of AutoAugment, where it is done
 
     @staticmethod
     def of(
@@ -52,10 +53,11 @@ class Transform:
         cutout: int = 0,
         view: int = 0,
     ) -> "Transform":
-        """Build from recipe values; ``augment`` says which of ``crop``, ``flip``, ``trivial``, ``resize`` there are."""
+        """Build from recipe values; ``augment`` names what is done, as in ``crop-flip-auto``."""
         mean_level, std_level = (torch.tensor(v, device=device).view(-1, 1, 1) * 255 for v in (mean, std))
         crop, flip, some, resize = (word in augment for word in ("crop", "flip", "trivial", "resize"))
-        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some, view, resize)
+        policy = auto.policy(device) if "auto" in augment else None
+        return Transform(mean_level, std_level, crop, flip, pad, brightness, cutout, some, view, resize, policy)
 
     def seen(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of what the network sees of images of a shape."""
@@ -75,7 +77,8 @@ class Transform:
             return x
         x = near(x)
         changes = self.draw(x, generator)
-        if x.is_cuda and not self.view and not self.resize and usable("augmentation", x.device):
+        plain = not self.view and not self.resize and self.policy is None
+        if x.is_cuda and plain and usable("augmentation", x.device):
             from edbl.data.kernels import move
 
             return move(x, changes, self.mean, self.std, self.pad, self.cutout)
@@ -97,6 +100,9 @@ class Transform:
             hole = torch.stack([uniform(n, 1) * height, uniform(n, 1) * width]).long()
         op = torch.randint(len(trivial.OPS), (n,), generator=generator, device=x.device) if self.trivial else None
         strength = uniform(n) * 2 - 1 if self.trivial else None
+        if self.policy is not None:
+            op = torch.randint(len(self.policy), (n,), generator=generator, device=x.device)
+            strength = uniform(4, n)
         box = draw_boxes(x.shape, generator) if self.resize else None
         return Changes(shift, flipped, bright, hole, op, strength, box)
 
@@ -104,12 +110,15 @@ class Transform:
         """Return images with these changes, as the network takes them."""
         if changes.box is not None:
             x = scaled(x, changes.box, changes.flipped, self.view or x.shape[2])
-        elif x.device.type == "cpu" and x.dtype == torch.uint8:
+        elif x.device.type == "cpu" and x.dtype == torch.uint8 and self.policy is None:
             return self._changed_on_cpu(x, changes)
         else:
             x = self._moved(x, changes.shift, changes.flipped)
         if changes.op is not None and changes.strength is not None:
-            x = trivial.change(x, changes.op, changes.strength)
+            if self.policy is None:
+                x = trivial.change(x, changes.op, changes.strength)
+            else:
+                x = auto.change(x, changes.op, changes.strength, self.policy)
         return self._lit(x, changes)
 
     def _changed_on_cpu(self, x: Tensor, changes: Changes) -> Tensor:

@@ -1,5 +1,6 @@
 """Labelled images that live on one device, or far from it."""
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -71,6 +72,16 @@ def _filled(name: str, parts: Sequence[Images]) -> Tensor:
         if name in part.extra:
             rows[tuple(slice(size) for size in part.extra[name].shape)] = part.extra[name]
     return whole
+
+
+def without(tensors: Mapping[str, Tensor], number: int, axes: Sequence[tuple[str, int]]) -> dict[str, Tensor]:
+    """Return tensors by name without class ``number``, where ``axes`` says for a pattern of names which axis it has."""
+    found = dict(tensors)
+    for pattern, axis in axes:
+        for name in fnmatch.filter(tensors, pattern):
+            places = torch.arange(tensors[name].shape[axis], device=tensors[name].device)
+            found[name] = tensors[name].index_select(axis, places[places != number])
+    return found
 
 
 def firsts(parts: Sequence[Images], counts: Sequence[int]) -> list[Images]:

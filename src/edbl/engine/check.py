@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import edbl
@@ -32,8 +32,19 @@ from edbl.records import Record
 KILLS = 6  # moments, evenly spread over a run
 TASKS = 3
 # Calls that bring a tensor to the host, so that the host waits for the device, and those whose shape hangs on values.
-WAITS = {"item", "tolist", "cpu", "numpy", "__bool__", "__float__", "__int__", "__index__", "__array__", "__repr__"}
-SHAPES = {"nonzero", "masked_select", "unique", "argwhere", "bincount"}
+WAITS = {"item", "tolist", "cpu", "numpy", "equal", "allclose", "is_nonzero"}
+WAITS |= {f"__{name}__" for name in ("bool", "float", "int", "index", "array", "repr", "format", "contains")}
+# Tensors of numbers on the host, made anew in each step.
+MAKES = {"tensor", "as_tensor", "from_numpy", "new_tensor"}
+SHAPES = {"nonzero", "masked_select", "unique", "unique_consecutive", "argwhere", "bincount"}
+# Calls that draw; in modules, such as dropout, PyTorch's own generator follows the seed.
+DRAWN = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "binomial", "rrelu"}
+DRAWN |= {f"{name}_like" for name in ("rand", "randn", "randint")} | {"_standard_gamma", "_sample_dirichlet"}
+DRAWN |= {f"{name}_" for name in ("normal", "uniform", "random", "bernoulli", "exponential", "cauchy", "geometric")}
+DRAWN |= {"log_normal_"} | {f"{kind}dropout" for kind in ("", "alpha_", "feature_", "feature_alpha_")}
+DRAWN |= {f"dropout{dims}d" for dims in (1, 2, 3)}
+OTHERS = {random: random._inst, np.random: np.random.mtrand._rand}  # whose draws no seed has
+SEED, SEES = "same seed, same bits", "sees no test images and no later task"
 PACKAGE = str(Path(edbl.__file__).parent)
 
 
@@ -99,19 +110,25 @@ class _Checks:
             return
         yield Finding("runs on digits, within its memory, and could be resumed")
         checks: dict[str, Callable[[], str]] = {
-            "same seed, same bits": lambda: self._differ(whole, self._run("again", 0), "again"),
+            SEED: lambda: self._differ(whole, self._run("again", 0), "again"),
             "another seed, other bits": lambda: self._alike(self._run("other", 1)),
             "killed anywhere, ends with the same bits": lambda: self._killed(whole, counter.count),
             "waits for no tensor in a step": partial(self._looks, "waits"),
             "has the same shapes in every step": partial(self._looks, "shapes"),
+            "draws from its generators alone": partial(self._looks, "draws"),
             "leaves the teacher as it is": partial(self._looks, "teacher"),
-            "sees no test images and no later task": self._sees,
+            SEES: self._sees,
         }
+        seeded = True
         for what, look in checks.items():
+            if what == SEES and not seeded:  # any two runs differ, whatever they see
+                continue
             try:
-                yield Finding(what, look())
+                finding = Finding(what, look())
             except Exception as error:
-                yield Finding(what, _why(error))
+                finding = Finding(what, _why(error))
+            seeded = seeded and not (what == SEED and finding.wrong)
+            yield finding
 
     def _run(self, name: str, seed: int, progress: Progress | None = None) -> Record:
         """Run the method, whatever was drawn before."""
@@ -131,6 +148,10 @@ class _Checks:
                 pairs = zip(losses, two[phase], strict=True)
                 if epochs := [epoch for epoch, (first, second) in enumerate(pairs) if first != second]:
                     return f"the loss differs from task {task + 1}, phase {phase}, epoch {epochs[0] + 1} on"
+        for name_of, matrices in whole.confusions.items():
+            both = zip(matrices, other.confusions.get(name_of, []), strict=False)
+            if tasks := [task for task, (first, second) in enumerate(both) if not np.array_equal(first, second)]:
+                return f"the answers of classifier {name_of} differ from task {tasks[0] + 1} on"
         odd = _different(self._last("whole"), self._last(name))
         return f"'{odd[0]}' differs after the last task" if odd else ""
 
@@ -213,7 +234,12 @@ class _Seen:
 
     waits: str = ""
     shapes: str = ""
+    draws: str = ""
     teacher: str = ""
+
+    def note(self, kind: str, what: str) -> None:
+        """Note something with its line, unless something of its kind was seen before."""
+        setattr(self, kind, getattr(self, kind) or f"{what} in {_line()}")
 
 
 class _Watch(TorchFunctionMode):
@@ -224,14 +250,64 @@ class _Watch(TorchFunctionMode):
         self.seen = seen
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in WAITS:
-            self.seen.waits = self.seen.waits or f"{name} in {_line()}"
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        if name in WAITS or (name == "to" and _to_host((*args[1:], *kwargs.values()))):
+            self.seen.note("waits", name)
+        if name in MAKES and not isinstance(next(iter((*args, *kwargs.values())), None), Tensor):
+            self.seen.note("waits", f"{name} of numbers of the host")
         if name in SHAPES or (name in ("__getitem__", "__setitem__") and _by_truth(args[1])):
-            self.seen.shapes = self.seen.shapes or f"{name} in {_line()}"
+            self.seen.note("shapes", name)
         if name == "where" and len(args) == 1:
-            self.seen.shapes = self.seen.shapes or f"where of one tensor in {_line()}"
-        return func(*args, **(kwargs or {}))
+            self.seen.note("shapes", "where of one tensor")
+        if name == "one_hot" and (*args[1:], kwargs.get("num_classes", -1))[0] == -1:
+            self.seen.note("shapes", "one_hot without the number of classes")
+        counts = kwargs.get("repeats", args[1] if len(args) > 1 else None)
+        if name == "repeat_interleave" and isinstance(counts, Tensor | None) and kwargs.get("output_size") is None:
+            self.seen.note("shapes", "repeat_interleave by a tensor without output_size")
+        if name in DRAWN and kwargs.get("generator") is None and not _in_module():
+            self.seen.note("draws", f"{name} without a generator")
+        return func(*args, **kwargs)
+
+
+def _to_host(arguments: tuple[object, ...]) -> bool:
+    """Tell whether a tensor is sent to the CPU by name; `x.device` is one too here, and may be another elsewhere."""
+    return any(isinstance(argument, str) and argument.startswith("cpu") for argument in arguments)
+
+
+def _in_module() -> bool:
+    """Tell whether a module led here, such as dropout."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != "watched":
+        if isinstance(frame.f_locals.get("self"), nn.Module):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def _others(seen: _Seen) -> Iterator[None]:
+    """Note draws from the generators of Python and NumPy, which follow no seed of the run."""
+
+    def noted(called: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            seen.note("draws", name)
+            return called(*args, **kwargs)
+
+        return function
+
+    held = [
+        (module, name, value)
+        for module, generator in OTHERS.items()
+        for name, value in vars(module).items()
+        if getattr(value, "__self__", None) is generator
+    ]
+    for module, name, value in held:
+        setattr(module, name, noted(value, f"{module.__name__}.{name}"))
+    try:
+        yield
+    finally:
+        for module, name, value in held:
+            setattr(module, name, value)
 
 
 def _by_truth(index: object) -> bool:
@@ -257,7 +333,7 @@ def _watched(kind: type[Method], seen: _Seen) -> type[Method]:
 
     @contextmanager
     def eye() -> Iterator[None]:
-        with _Watch(seen):
+        with _Watch(seen), _others(seen):
             yield
 
     def under(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -273,7 +349,8 @@ def _watched(kind: type[Method], seen: _Seen) -> type[Method]:
             if self.teacher is not None and before is None:
                 before = {name: tensor.clone() for name, tensor in self.teacher.net.state_dict().items()}
             adjust = under(phase.adjust) if phase.adjust is not None else None
-            draw = replace(phase.draw, mixing=under(phase.draw.mixing))
+            augment = under(phase.draw.augment) if phase.draw.augment is not None else None
+            draw = replace(phase.draw, mixing=under(phase.draw.mixing), augment=augment)
             yield replace(phase, loss=under(phase.loss), adjust=adjust, draw=draw)
         if before is not None and self.teacher is not None:
             odd = _different(before, self.teacher.net.state_dict())

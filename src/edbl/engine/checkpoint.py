@@ -1,7 +1,8 @@
 """Checkpoints: tensors and values, trusted only if their checksum is right.
 
 ``task-2`` is the state after task 2 (net and memory), ``task-3-phase-0`` the net after that phase of task 3, and
-``task-3-phase-1-epoch-17`` the net and the optimiser after 17 epochs of the next one. A run goes on from the newest
+``task-3-phase-1-epoch-17`` the net and the optimiser after 17 epochs of the next one; both have what a phase changed in
+the method's state. A run goes on from the newest
 state whose whole chain is intact.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from edbl import group, store
@@ -150,6 +152,13 @@ def _state(saved: Saved, net: Net, phase: Phase) -> State:
     return State(reached.epoch, kept, reached.losses, _numbers(reached.within), reached.seconds, saved)
 
 
+def _marks(kept: object) -> dict[str, tuple[int, int]]:
+    """Return what changes when a tensor of a state does; what is no such thing is refused when the task ends."""
+    held = kept if isinstance(kept, dict) else {}
+    dense = {k: v for k, v in held.items() if isinstance(v, Tensor) and v.layout == torch.strided}
+    return {name: (id(value), value._version) for name, value in dense.items()}
+
+
 class Saver:
     """The checkpoints of one phase: the state that it goes on from, and those that it leaves while it trains.
 
@@ -157,9 +166,17 @@ class Saver:
     """
 
     def __init__(
-        self, net: Net, phase: Phase, checkpoints: Checkpoints | None, task: int, number: int, every: float
+        self,
+        net: Net,
+        kept: dict[str, Tensor],
+        phase: Phase,
+        checkpoints: Checkpoints | None,
+        task: int,
+        number: int,
+        every: float,
     ) -> None:
         self.net, self.checkpoints, self.every = net, checkpoints, every
+        self.kept, self.marks = kept, _marks(kept)  # a method's state, of which what a step changes is saved
         self.task, self.phase, self.name = task, number, f"task-{task}-phase-{number}"
         self.state = self._resume(phase)
         self.saved_at = time.monotonic()
@@ -176,7 +193,14 @@ class Saver:
             state = _state(saved, self.net, phase)
         except ValueError as error:
             raise saved.unfit(error) from error
-        self.net.load_state_dict(saved.parts("net.")[0])
+        weights, kept = saved.parts("net.", "state.")
+        self.net.load_state_dict(weights)
+        for name, value in kept.items():  # into the tensors that are there: a loss may hold on to them
+            there = self.kept.get(name)
+            if isinstance(there, Tensor) and there.shape == value.shape and there.dtype == value.dtype:
+                there.detach().copy_(value)
+            else:
+                self.kept[name] = value.to(next(self.net.parameters()).device)
         return state
 
     def after_epoch(self) -> None:
@@ -197,5 +221,7 @@ class Saver:
         state.seconds = time.monotonic() - self.began
         if self.checkpoints is not None:
             tensors = net_tensors(self.net) | {f"optimiser.{k}": v for k, v in state.optimiser.items()}
+            changed = {k for k, mark in _marks(self.kept).items() if self.marks.get(k) != mark}
+            tensors |= {f"state.{k}": self.kept[k].detach().clone() for k in changed}
             within = [[None if math.isnan(number) else number for number in row] for row in state.within]
             self.checkpoints.save(name, Saved(tensors, Reached(state.epoch, state.losses, within, state.seconds)))

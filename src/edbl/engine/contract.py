@@ -1,7 +1,7 @@
 """What a method gives is looked at before it is used: what would end in other numbers without a word is refused."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.net import Head, Net
 from edbl.schedule import Optim, Schedule
 
+GROUP = "group."  # begins the names of what an optimiser's groups keep
 NAME = re.compile(r"\w[\w.-]{0,60}")  # of phases and of what is logged, as records and reports have them
 
 
@@ -60,6 +61,59 @@ def check_optimiser(phase: Phase, optimiser: object) -> None:
     held = {p for group in groups for p in group["params"]}
     if odd := held ^ set(phase.params):
         raise EdblError(f"the optimiser of phase '{phase.name}' and its `params` differ in {len(odd)} parameters")
+
+
+def numbers_of(groups: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return the numbers that an optimiser's groups have, but learning rates, by number of the group and name."""
+    return {
+        f"{GROUP}{number}.{name}": torch.tensor(value, dtype=None if isinstance(value, int) else torch.float64)
+        for number, group in enumerate(groups)
+        for name, value in group.items()
+        if isinstance(value, int | float) and name != "lr"
+    }
+
+
+def with_numbers(groups: Sequence[Mapping[str, Any]], kept: Mapping[str, Tensor]) -> list[dict[str, Any]]:
+    """Return groups with what `numbers_of` gave of them; it may come from anywhere."""
+    found = [dict(group) for group in groups]
+    for place, value in kept.items():
+        if place.startswith(GROUP):
+            number, _, name = place.removeprefix(GROUP).partition(".")
+            if not number.isdecimal() or int(number) >= len(found) or name in ("lr", "params") or value.ndim:
+                raise ValueError(f"'{place}' is no number of {len(found)} groups")
+            found[int(number)][name] = value.item()
+    return found
+
+
+def check_resumes(phase: Phase, used: Any, fresh: Any, kept: Mapping[str, Tensor]) -> None:
+    """Refuse an optimiser of which another one, made anew, does not become the same by what a checkpoint has of it."""
+    what = f"the optimiser of phase '{phase.name}'"
+    try:
+        fresh.load(kept)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise EdblError(f"{what} cannot take over its state from a checkpoint: {error}") from error
+    one, other = (_told(optimiser) for optimiser in (used, fresh.optimiser))
+    if odd := [name for name in {**one, **other} if not _alike(one.get(name), other.get(name))]:
+        raise EdblError(
+            f"{what} keeps `{odd[0]}`, which a kill would lose; keep tensors of parameters, or numbers of groups"
+        )
+
+
+def _told(optimiser: Any) -> dict[str, Any]:
+    """Return what an optimiser holds, but learning rates, by name."""
+    whole = optimiser.state_dict()
+    parts = {f"state.{number}": own for number, own in whole["state"].items()}
+    parts |= {f"group.{number}": own for number, own in enumerate(whole["param_groups"])}
+    found = {f"{part}.{k}": v for part, own in parts.items() for k, v in own.items() if k not in ("lr", "params")}
+    return found | {k: v for k, v in vars(optimiser).items() if isinstance(v, int | float | Tensor) and k[0] != "_"}
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same; a number may have become a tensor."""
+    if not isinstance(one, Tensor | int | float) or not isinstance(other, Tensor | int | float):
+        return type(one) is type(other) and bool(one == other)
+    one, other = (torch.as_tensor(value, dtype=torch.float64).nan_to_num().cpu() for value in (one, other))
+    return torch.equal(one, other)
 
 
 def check_batches(phase: Phase, batches: object) -> None:

@@ -70,12 +70,15 @@ def confusion(truth: Tensor, predicted: Tensor, seen: int) -> Tensor:
     return torch.bincount(truth * seen + predicted, minlength=seen * seen).view(seen, seen)
 
 
-def accuracy_within(method: Method, test: Images, old: int) -> tuple[float, float, float]:
-    """Return the accuracy over all, old and new classes by the net's logits, NaN over none.
+def accuracy_within(
+    method: Method, test: Images, old: int, watched: Callable[[Output], Tensor] | None = None
+) -> tuple[float, float, float]:
+    """Return the accuracy over all, old and new classes by ``watched`` scores, or the net's logits; NaN over none.
 
     A method's own scores may need what it works out at the end of a task.
     """
-    right = method.outputs(test).logits.argmax(1) == test.y
+    output = method.outputs(test)
+    right = (watched(output) if watched else output.logits).argmax(1) == test.y
     parts = (right, right[test.y < old], right[test.y >= old])
     return tuple(float(part.float().mean()) for part in parts)  # type: ignore[return-value]  # three of them
 

@@ -36,7 +36,7 @@ class Watch(NamedTuple):
     """Accuracy within a phase, after ``every`` so many epochs and at its end."""
 
     every: int
-    accuracy: Callable[[], tuple[float, float, float]]  # of the present net over all, old and new classes
+    accuracy: Callable[[Phase], tuple[float, float, float]]  # of the present net over all, old and new classes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class Loop:
         if generator.device.type == "cuda":
             self.progress.busy("compiling kernels, once per machine")
         with only(net, phase.params):
-            for epoch in range(state.epoch, phase.schedule.epochs):
+            first = state.epoch
+            for epoch in range(first, phase.schedule.epochs):
                 seed = self.seeds.number(*place, "epoch", epoch)
                 step.generator.manual_seed(seed)
                 torch.manual_seed(seed ^ 1)  # for a module's own draws, such as dropout's
@@ -88,12 +89,14 @@ class Loop:
                 state.epoch = epoch + 1
                 within: Sequence[float] = ()
                 if watch and (state.epoch % watch.every == 0 or state.epoch == phase.schedule.epochs):
-                    within = watch.accuracy()
+                    within = watch.accuracy(phase)
                     state.within.append([float(state.epoch), *within])
                     net.train(phase.train_mode)
                 self.progress.trained(state.epoch, means, phase.schedule.rate(epoch, phase.optim.warmup), within)
                 if state.epoch < phase.schedule.epochs:
                     state.optimiser = step.optimiser.state()
+                    if epoch == first and phase.optimiser and isinstance(step.optimiser, Foreign):
+                        contract.check_resumes(phase, step.optimiser.optimiser, optimiser(phase), state.optimiser)
                     after_epoch()
         state.optimiser = {}  # the next phase has one of its own
         phase.logged.clear()  # what comes later is no step's
@@ -405,19 +408,23 @@ class Foreign:
             own["lr"] = rate * own.get("lr_scale", 1.0)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what it keeps for each parameter, for a checkpoint."""
-        kept = self.optimiser.state_dict()["state"]
-        named = {f"{number}.{name}": value for number, own in kept.items() for name, value in own.items()}
-        return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
+        """Return what it keeps for each parameter, and the numbers of its groups, for a checkpoint."""
+        whole = self.optimiser.state_dict()
+        named = {f"{number}.{name}": value for number, own in whole["state"].items() for name, value in own.items()}
+        kept = {
+            name: torch.as_tensor(value) for name, value in named.items() if isinstance(value, Tensor | int | float)
+        }
+        return kept | contract.numbers_of(whole["param_groups"])
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take over what `state` gave."""
-        _check_kept(state, [p for group in self.optimiser.param_groups for p in group["params"]])
+        groups = contract.with_numbers(self.optimiser.state_dict()["param_groups"], state)
+        state = {name: value for name, value in state.items() if not name.startswith(contract.GROUP)}
+        _check_kept(state, [p for own in self.optimiser.param_groups for p in own["params"]])
         kept: dict[int, dict[str, Tensor]] = {}
         for name, value in state.items():
             number, _, what = name.partition(".")
             kept.setdefault(int(number), {})[what] = value
-        groups = self.optimiser.state_dict()["param_groups"]
         self.optimiser.load_state_dict({"state": kept, "param_groups": groups})
 
 

@@ -25,7 +25,7 @@ from edbl.methods import find_method
 from edbl.methods.base import Draw, Method, Phase, Tools
 from edbl.nets import named
 from edbl.nets.backbones import Backbone, ResNet
-from edbl.nets.net import Net
+from edbl.nets.net import Net, stay
 from edbl.nets.shared import apart, share
 from edbl.rule import TaskFacts
 from edbl.schedule import Schedule
@@ -101,7 +101,9 @@ class Learner:
     def _backbone(self, built: Callable[[Generator], Backbone], bf16: bool, generator: Generator) -> Backbone:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
         made = built(generator).to(self.device)
-        fuse = bf16 and self.training.fused and group.size() == 1
+        if self.training.net.frozen:
+            stay(made)
+        fuse = bf16 and self.training.fused and group.size() == 1 and not self.training.net.frozen
         shape = trial.shape_of(made, self.seen, self.training.optim.batch) if fuse else None
         for note in trial.settle(self.device, shape, self.progress):
             self._note(note)
@@ -232,14 +234,14 @@ class Learner:
         """Refuse what the record would not tell, or what a kill would lose."""
         contract.check_net(self.method, task.seen, "end")
         contract.check_memory(self.method)
-        self.memory.check(self.budget)
+        self.memory.check(self.budget, task.seen)
         self.method.state = contract.settled(self.method, self.device)
         if self.method.logged:
             name = next(iter(self.method.logged))
             raise EdblError(f"'{name}' is logged outside of a loss; `self.log` notes numbers of training steps")
         now = users.held(self.kind)
         if odd := sorted(k for k in {**held, **now} if held.get(k) != now.get(k)):
-            what = f"`{odd[0]}` has changed in task {task.index + 1}, and a kill would lose what a class holds"
+            what = f"`{odd[0]}` has changed in task {task.index + 1}, and a kill would lose what classes and files hold"
             raise EdblError(f"{what}; keep tensors in `self.state`")
 
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
@@ -283,7 +285,9 @@ class Learner:
                 clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in learnt.seconds:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
-            saver = Saver(self.net, phase, checkpoints, task.index, number, self.training.checkpoint_seconds)
+            saver = Saver(
+                self.net, self.state, phase, checkpoints, task.index, number, self.training.checkpoint_seconds
+            )
             state, epochs = saver.state, phase.schedule.epochs
             self.progress.phase(task.index, phase.name, epochs, state.epoch)
             if state.epoch < epochs:

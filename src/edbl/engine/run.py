@@ -337,7 +337,7 @@ def _watch(prepared: Prepared, number: int) -> Watch | None:
     if not every:
         return None
     test = prepared.stream.test(number)
-    return Watch(every, lambda: accuracy_within(learner.method, test, old))
+    return Watch(every, lambda phase: accuracy_within(learner.method, test, old, phase.watched))
 
 
 def _measured(record: Record, matrices: Mapping[str, Tensor], task: int) -> None:

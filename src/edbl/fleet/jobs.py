@@ -11,7 +11,7 @@ from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.fleet import starts
 from edbl.logs import logs
-from edbl.recipe import Recipe
+from edbl.recipe import RECIPE, Recipe
 
 TRIES = 3  # times that runs begin or go on, while processes are killed
 SHARING = 6  # runs that share a GPU
@@ -53,15 +53,18 @@ def make(
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
     """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
 
-    One alone goes to ``out`` itself, unless that has runs below it.
+    One alone goes to ``out`` itself, unless that has runs below it. If ``out`` is the folder of one of several, that
+    one stays there, and the others go below it.
     """
-    if out and (out / records.RECORD).exists() and len(recipes) > 1:
-        raise EdblError(f"output folder {out} is that of one run; use another one for several")
+    own = Recipe.read(out / RECIPE) if out and len(recipes) > 1 and (out / records.RECORD).exists() else None
+    if own and own not in recipes:
+        raise EdblError(f"output folder {out} is that of one run, none of these; use another one for several")
     if out and len(recipes) == 1 and not runs_in(out):
         return [Job(recipes[0], out)]
     names = [f"{plain(Path(recipe.method).stem)}-seed{recipe.seed}" for recipe in recipes]
     pairs = zip(recipes, names, strict=True)
-    jobs = [Job(recipe, out / name if out else default_folder(recipe)) for recipe, name in pairs]
+    below = [(recipe, out if recipe == own else out and out / name) for recipe, name in pairs]
+    jobs = [Job(recipe, place or default_folder(recipe)) for recipe, place in below]
     if len({job.folder for job in jobs}) < len(jobs):
         raise EdblError("two methods have the same name, or one is named twice; each needs a folder of its own")
     return jobs

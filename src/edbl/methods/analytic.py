@@ -24,6 +24,8 @@ class Analytic(Method):
 
     keeps = "none"
     streams = KINDS
+    # Images of a forgotten class stay in the sums as those of no class, which changes no other class's score.
+    class_axes = (("*" + CROSS, 1), ("*" + WEIGHT, 1))
     searched = ("first.task_lr", "optim.weight_decay")  # of the first task, where the backbone learns
 
     @dataclass(frozen=True)
@@ -73,12 +75,6 @@ class Analytic(Method):
         weight = ridge(gram, cross, penalty)
         self.state |= {stream + GRAM: gram, stream + CROSS: cross, stream + WEIGHT: weight}
         return weight
-
-    def forget(self, number: int) -> None:
-        """Forget a class; its images stay in the sums as those of no class, which changes no other class's score."""
-        super().forget(number)
-        for k in [k for k in self.state if k.endswith((CROSS, WEIGHT))]:
-            self.state[k] = torch.cat([self.state[k][:, :number], self.state[k][:, number + 1 :]], 1)
 
     def scores(self, output: Output) -> Tensor:
         """Return the response of each class, ``[batch, seen]``."""

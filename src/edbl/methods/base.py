@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from torch import Generator, Tensor, nn
 
-from edbl.data.images import Images
+from edbl.data.images import Images, without
 from edbl.data.mixing import Batch, Mixing, unmixed
 from edbl.data.samplers import OldNew, Sampler, Uniform
 from edbl.data.stream import KINDS, Kind, Task
@@ -59,6 +59,7 @@ class Phase:
     # Makes an optimiser of one's own, whose learning rates follow the schedule: times `lr_scale`, if a group has one.
     optimiser: "Callable[[Sequence[nn.Parameter]], Optimizer] | None" = None
     logged: dict[str, Tensor] = field(default_factory=dict)  # what the loss of the last step logged, by name
+    watched: Callable[[Output], Tensor] | None = None  # scores by which accuracy within it is measured; None: logits
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ class Method:
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
     streams: ClassVar[frozenset[Kind]] = frozenset()  # which it can learn beside those of new classes in each task
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
+    # Patterns of names of `state` and of exemplars' extras, and which axis of theirs has a row for each class.
+    class_axes: ClassVar[tuple[tuple[str, int], ...]] = ()
     # Settings of every method, by dotted key, that `edbl tune` searches beside the method's own options.
     searched: ClassVar[tuple[str, ...]] = ("schedule.lr", "optim.weight_decay")
 
@@ -231,9 +234,10 @@ class Method:
         """Take in more images of known classes; by default they are in the memory while these are learnt, and go."""
 
     def forget(self, number: int) -> None:
-        """Forget a class; those after it move up."""
+        """Forget a class; those after it move up, along the axes of classes of state and extras too."""
         self.net.remove(number)
-        self.memory.remove(number)
+        self.memory.remove(number, self.class_axes)
+        self.state = without(self.state, number, self.class_axes)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
         """Refuse a state from disk that the method cannot go on with, by a `ValueError`; by default any will do."""

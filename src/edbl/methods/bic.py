@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
@@ -42,9 +42,7 @@ class BiC(Method):
         val_share: float = option(
             0.1, "share of the exemplars held out for the correction", least=0, most=0.5, search=Search(0.05, 0.3)
         )
-        bias_penalty: float = option(
-            0.1, "weight of gamma^2 / 2 in the loss of the correction", least=0, search=Search(1e-3, 1, log=True)
-        )
+        bias_penalty: float = magnitude(0.1, "weight of gamma^2 / 2 in the loss of the correction", 1e-3, 1)
         bias: Schedule = Schedule(epochs=200, lr=0.05, milestones=(60, 120, 160, 180))
 
     config: Config

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.mixing import Batch, Ratio
 from edbl.data.samplers import OldNew
 from edbl.data.stream import KINDS, Task
@@ -35,15 +35,8 @@ class CLDR(Method):
         beta: float = option(
             1.0, "mixing ratio is drawn from Beta(beta, beta)", least=1e-3, search=Search(0.1, 4, log=True)
         )
-        mix_weight: float = option(
-            1.0, "weight of the mixed images' cross-entropy", least=0, search=Search(0.1, 10, log=True)
-        )
-        output_weight: float = option(
-            1.0,
-            "weight of holding outputs on memory images to the old net's",
-            least=0,
-            search=Search(0.1, 10, log=True),
-        )
+        mix_weight: float = magnitude(1.0, "weight of the mixed images' cross-entropy", 0.1, 10)
+        output_weight: float = magnitude(1.0, "weight of holding outputs on memory images to the old net's", 0.1, 10)
         temperature: float = option(2.0, "temperature at which they are compared", least=1e-3, search=Search(1, 8))
 
     config: Config

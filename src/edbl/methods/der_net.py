@@ -2,79 +2,22 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from edbl.config import Search, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import KINDS, Task
-from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
-from edbl.nets.backbones import Backbone, Watch
-from edbl.nets.net import LinearHead, Net, Output
+from edbl.nets.backbones import Backbone
+from edbl.nets.expanding import ExpandingNet
+from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Schedule
-
-
-class ExpandingNet(Net):
-    """A net that gets a further backbone with each task; all but the newest are frozen, statistics included."""
-
-    head: LinearHead
-    aux: LinearHead | None  # on the newest backbone: all old classes as one, then each new one
-
-    def __init__(self, make: Callable[[Generator], Backbone], generator: Generator) -> None:
-        backbone = make(generator)
-        super().__init__(backbone, LinearHead(backbone.width))
-        self.make = make
-        self.old = nn.ModuleList()
-        self.register_module("aux", None)
-
-    def forward(self, x: Tensor, watch: Watch | None = None) -> Output:
-        """Return logits and the features of all backbones side by side, the newest one's last; that one is watched."""
-        features = torch.cat([*(old(x) for old in self.old), self.backbone(x, watch)], 1)
-        return Output(self.head(features), features)
-
-    def grow(self, new: int, generator: Generator) -> None:
-        """Add ``new`` classes and, unless they are the first, a backbone that starts as a copy of the last one."""
-        if self.head.sizes:
-            self.backbone.zero_grad()  # or it would keep its last gradients, and their memory
-            self.old.append(self.backbone.eval().requires_grad_(False))
-            self.backbone = self.make(generator).to(self.head.weight.device)
-            self.backbone.load_state_dict(self.old[-1].state_dict())
-            self._widen(generator)
-            self.aux = LinearHead(self.backbone.width).to(self.head.weight.device)
-            self.aux.grow(new + 1, generator)
-        self.head.grow(new, generator)
-
-    def _widen(self, generator: Generator) -> None:
-        """Let the head take the newest features too; what it made of the others stays."""
-        before, width = self.head, self.head.weight.shape[1]
-        self.head = LinearHead(width + self.backbone.width).to(before.weight.device)
-        for size in before.sizes:
-            self.head.grow(size, generator)
-        self.head.weight.data[:, :width] = before.weight.data
-        self.head.bias.data.copy_(before.bias.data)
-
-    def remove(self, number: int) -> None:
-        """Refuse: a class's features would stay."""
-        raise EdblError("`der-net` cannot forget a class: the backbone that learnt it would stay")
-
-    def restart(self, generator: Generator) -> None:
-        """Forget everything learnt: one backbone is left, and the head has no class."""
-        super().restart(generator)
-        self.head = LinearHead(self.backbone.width).to(self.head.weight.device)
-        self.old = nn.ModuleList()
-        self.aux = None
-
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode; frozen backbones stay in evaluation mode."""
-        super().train(mode)
-        self.old.eval()
-        return self
 
 
 class DERNet(Method):

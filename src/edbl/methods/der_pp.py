@@ -4,11 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Generator, Tensor
 
-from edbl.config import Search, option
-from edbl.data.images import Images
+from edbl.config import magnitude
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
 from edbl.data.stream import Task
@@ -23,6 +21,7 @@ class DERPP(ER):
     """Replay of a reservoir twice in each batch: to the logits that images had when they were kept, and to labels."""
 
     name, title, source, year = "der++", "Dark experience replay with labels", "Buzzega et al. 2020", 2020
+    class_axes = ((LOGITS, 1),)
     # Mammoth's, on CIFAR-100.
     paper: ClassVar[Mapping[str, object]] = {
         **{"schedule.epochs": 50, "schedule.lr": 0.03, "schedule.milestones": (35, 45), "schedule.decay": 0.2},
@@ -33,15 +32,10 @@ class DERPP(ER):
     class Config(Method.Config):
         """Settings."""
 
-        logit_weight: float = option(
-            0.3,
-            "weight alpha of the squared distance to the logits that were kept",
-            least=0,
-            search=Search(0.03, 3, log=True),
+        logit_weight: float = magnitude(
+            0.3, "weight alpha of the squared distance to the logits that were kept", 0.03, 3
         )
-        label_weight: float = option(
-            0.5, "weight beta of the cross-entropy of exemplars", least=0, search=Search(0.05, 5, log=True)
-        )
+        label_weight: float = magnitude(0.5, "weight beta of the cross-entropy of exemplars", 0.05, 5)
 
     config: Config
     logits: Tensor | None = None  # that the images of the phase are known to have had, [n, old]
@@ -49,20 +43,16 @@ class DERPP(ER):
     def begin(self, task: Task, generator: Generator) -> None:
         """Give exemplars that have none yet the logits of the old net, which is the one that they were kept by."""
         if task.old:
-            images = self.memory.images
-            now = Images(images.x, images.y, {LOGITS: self.outputs(images).logits})
-            then = Images.cat([images, now[:0]]).extra[LOGITS]  # as wide as they are now
-            logits = torch.where(then.isnan().all(1, keepdim=True), now.extra[LOGITS], then)
-            self.memory.replace(replace(images, extra={LOGITS: logits}), task.old)
+            self.memory.note(LOGITS, self.outputs(self.memory.images).logits)
         super().begin(task, generator)
 
     def draw(self, task: Task) -> Draw:
         """Return exemplars for their logits, as many for their labels, and as many new images."""
         plain = super().draw(task)
-        self.logits = plain.data.extra.get(LOGITS) if task.old else None
-        halves = plain.sampler
-        twice = replace(halves, old_batch=2 * halves.old_batch) if isinstance(halves, OldNew) else halves
-        return replace(plain, sampler=twice)
+        if isinstance(plain.sampler, OldNew):
+            self.logits = plain.data.extra[LOGITS]
+            plain = replace(plain, sampler=replace(plain.sampler, old_batch=2 * plain.sampler.old_batch))
+        return plain
 
     def loss(self, batch: Batch) -> Tensor:
         """Return cross-entropy of new images plus both losses of exemplars; each part passes through the net alone."""
@@ -72,13 +62,6 @@ class DERPP(ER):
         _, y_old, y_new = batch.y.chunk(3)
         kept = self.config.logit_weight * logit_distance(by_logits, self.logits[batch.index[: len(by_logits)]])
         return (cross_entropy(new, y_new) + kept + self.config.label_weight * cross_entropy(by_labels, y_old)).mean()
-
-    def forget(self, number: int) -> None:
-        """Forget a class, and what the logits of other images say of it."""
-        super().forget(number)
-        images = self.memory.images
-        extra = {k: torch.cat([v[:, :number], v[:, number + 1 :]], 1) for k, v in images.extra.items()}
-        self.memory.replace(replace(images, extra=extra), len(self.memory.classes))
 
 
 def logit_distance(logits: Tensor, then: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
@@ -43,9 +43,7 @@ class EEIL(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
-        kd_weight: float = option(
-            1.0, "weight of the distillation of each task", least=0, search=Search(0.1, 10, log=True)
-        )
+        kd_weight: float = magnitude(1.0, "weight of the distillation of each task", 0.1, 10)
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
         balance_teacher: Literal["train", "old"] = option(
             "train", "who teaches old classes in fine-tuning: the net before it, or the old net"

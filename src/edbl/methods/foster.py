@@ -1,64 +1,23 @@
 """FOSTER: a second backbone boosts the old net, and both are compressed into one."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Generator, Tensor
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Method, Phase
-from edbl.methods.der_net import ExpandingNet
 from edbl.nets.backbones import Backbone
-from edbl.nets.net import LinearHead, Net, Output, Teacher
+from edbl.nets.expanding import FosterNet
+from edbl.nets.net import Net, Output, Teacher
 from edbl.schedule import Schedule
 
-BOOSTED = "boosted"  # the classifier, and the part of the net
-
-
-class Boosted(ExpandingNet):
-    """Two backbones, both copies of a net's at first, of which the second learns; it has a head of its own too."""
-
-    def __init__(self, net: "FosterNet", new: int, generator: Generator) -> None:
-        super().__init__(net.make, generator)
-        self.backbone.load_state_dict(net.backbone.state_dict())
-        self.head = copy.deepcopy(net.head)
-        self.grow(new, generator)
-        self.aux = LinearHead(net.backbone.width)
-        self.aux.grow(self.head.classes, generator)
-        self.to(net.head.weight.device)
-
-
-class FosterNet(Net):
-    """The compressed net, which goes on; beside it, from the second task on, the boosted one, of two backbones."""
-
-    head: LinearHead
-    boosted: Boosted | None
-
-    def __init__(self, make: Callable[[Generator], Backbone], generator: Generator) -> None:
-        backbone = make(generator)
-        super().__init__(backbone, LinearHead(backbone.width))
-        self.make = make
-        self.register_module(BOOSTED, None)
-
-    def grow(self, new: int, generator: Generator) -> None:
-        """Add ``new`` classes and, unless they are the first, a boosted net that starts as this one."""
-        if self.head.sizes:
-            self.boosted = Boosted(self, new, generator)
-        self.head.grow(new, generator)
-
-    def remove(self, number: int) -> None:
-        """Forget a class, in the boosted net too; with one task left there is none."""
-        super().remove(number)
-        if self.boosted is not None and self.boosted.aux is not None:
-            self.boosted.head.remove(number)
-            self.boosted.aux.remove(number)
-            self.boosted = self.boosted if self.head.sizes[1:] else None
+BOOSTED = "boosted"  # the classifier
 
 
 class FOSTER(Method):
@@ -69,7 +28,7 @@ class FOSTER(Method):
     streams = KINDS
     paper: ClassVar[Mapping[str, object]] = {
         **{"schedule.epochs": 170, "schedule.shape": "cosine", "first.task_epochs": 200, "optim.weight_decay": 5e-4},
-        **{"data.augment": "crop-flip-trivial", "data.cutout": 16, "data.brightness": 63 / 255},
+        **{"data.augment": "crop-flip-auto", "data.cutout": 16, "data.brightness": 63 / 255},
     }
     net: FosterNet
 
@@ -78,9 +37,7 @@ class FOSTER(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of both distillations", least=1e-3, search=Search(1, 8))
-        kd_weight: float = option(
-            1.0, "weight of the distillation from the old net while boosting", least=0, search=Search(0.1, 10, log=True)
-        )
+        kd_weight: float = magnitude(1.0, "weight of the distillation from the old net while boosting", 0.1, 10)
         boost_betas: tuple[float, ...] = option(
             (0.94,),
             "beta of boosting's class weights in each later task; the last one stays",
@@ -88,9 +45,7 @@ class FOSTER(Method):
             most=0.9999,
             search=Search(among=((0.9,), (0.94,), (0.97,), (0.99,))),
         )
-        compress_beta: float = option(
-            0.97, "beta of the class weights of compression", least=0, most=0.9999, search=Search(0.9, 0.995)
-        )
+        compress_beta: float = option(0.97, "the same of compression", least=0, most=0.9999, search=Search(0.9, 0.995))
         compress: Schedule = Schedule(epochs=130, lr=0.1, milestones=(60, 90, 110), shape="cosine")
 
     config: Config
@@ -111,7 +66,8 @@ class FOSTER(Method):
         self.weights = class_weights(counts, betas[min(task.index, len(betas)) - 1])
         params = [p for p in boosted.parameters() if p.requires_grad]
         boost = self.phase("boost", draw, self.schedule, self.boost_loss)
-        yield replace(boost, params=params, backbone=list(boosted.backbone.parameters()))
+        slow = list(boosted.backbone.parameters())
+        yield replace(boost, params=params, backbone=slow, watched=lambda output: output.more[BOOSTED])
         self.weights = class_weights(counts, self.config.compress_beta)
         self.boosted = Teacher(boosted)
         params = [*self.net.backbone.parameters(), *self.net.head.parameters()]

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from torch import Generator, Tensor
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.mixing import Batch
 from edbl.data.stream import Task
 from edbl.losses import cross_entropy, less_forget
@@ -36,13 +36,8 @@ class LUCIR(Method):
     class Config(Method.Config):
         """Settings."""
 
-        lam_base: float = option(
-            5.0,
-            "weight of the less-forget constraint, times sqrt(old / new classes)",
-            least=0,
-            search=Search(0.5, 50, log=True),
-        )
-        mr_weight: float = option(1.0, "weight of margin ranking", least=0, search=Search(0.1, 10, log=True))
+        lam_base: float = magnitude(5.0, "weight of the less-forget constraint, times sqrt(old / new classes)", 0.5, 50)
+        mr_weight: float = magnitude(1.0, "weight of margin ranking", 0.1, 10)
         margin: float = option(
             0.5,
             "by how much an old image's own cosine is to exceed those of new classes",

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.mixing import Batch
 from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Method
@@ -39,7 +39,7 @@ class LwF(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
-        kd_weight: float = option(3.0, "weight of distillation", least=0, search=Search(0.3, 30, log=True))
+        kd_weight: float = magnitude(3.0, "weight of distillation", 0.3, 30)
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
 
     config: Config

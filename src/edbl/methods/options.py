@@ -6,7 +6,7 @@ Defaults are the paper's where it prints one. A1 to A22 are in docs/ambiguities.
 from dataclasses import dataclass
 from typing import Literal
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.schedule import Schedule
 
 
@@ -19,7 +19,7 @@ class Distilling(Options):
     """Knowledge distillation: Eq. 3. The paper prints neither its temperature, nor its weight, nor a scale (A4)."""
 
     temperature: float = option(2.0, "temperature of distillation (A4)", least=1e-3, search=Search(1, 8))
-    kd_weight: float = option(1.0, "weight gamma_1 of distillation (A4)", least=0, search=Search(0.3, 30, log=True))
+    kd_weight: float = magnitude(1.0, "weight gamma_1 of distillation (A4)", 0.3, 30)
     kd_growth: float = option(0.0, "kd_weight grows as old over new classes to this power", least=0, most=1)
     kd_scale: Literal["t2", "none"] = option("t2", "multiply distillation by the squared temperature or not (A4)")
 
@@ -68,9 +68,7 @@ class Resampling(Options):
 class Balancing(Options):
     """The balancing phase: Eq. 7, 14 and 16. Its schedule is that of Appendix C for CIFAR."""
 
-    gamma: float = option(
-        100.0, "scale of the class weights lambda_k (Table 6)", least=0, search=Search(10, 1000, log=True)
-    )
+    gamma: float = magnitude(100.0, "scale of the class weights lambda_k (Table 6)", 10, 1000)
     epsilon: float = option(1e-3, "added to the influence factor before dividing by it (A9)", least=0)
     detach: bool = option(False, "treat the influence factor as a constant in the gradient (A10)")
     counts: Literal["raw", "effective"] = option("effective", "n_k: images, or label mass after re-sampling (A6)")
@@ -88,10 +86,5 @@ class Balancing(Options):
 class IncrementalInfluence(Options):
     """The factor of Eq. 13 and 15 in place of that of Eq. 6 in the balancing phase."""
 
-    alpha: float = option(
-        5e-6,
-        "weight of the distillation factor in Eq. 13 and 15 (Table 6, A11)",
-        least=0,
-        search=Search(1e-7, 1e-3, log=True),
-    )
+    alpha: float = magnitude(5e-6, "weight of the distillation factor in Eq. 13 and 15 (Table 6, A11)", 1e-7, 1e-3)
     factor_over: Literal["old", "all"] = option("old", "old part of f^t in the factor: softmax over old or all (A8)")

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_value_
 
-from edbl.config import Search, option
+from edbl.config import magnitude, option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
@@ -49,12 +49,8 @@ class PODNet(Method):
     class Config(Method.Config):
         """Settings."""
 
-        spatial: float = option(
-            3.0, "weight of POD-spatial, times sqrt(seen / new classes)", least=0, search=Search(0.3, 30, log=True)
-        )
-        flat: float = option(
-            1.0, "weight of POD-flat, times sqrt(seen / new classes)", least=0, search=Search(0.1, 10, log=True)
-        )
+        spatial: float = magnitude(3.0, "weight of POD-spatial, times sqrt(seen / new classes)", 0.3, 30)
+        flat: float = magnitude(1.0, "weight of POD-flat, times sqrt(seen / new classes)", 0.1, 10)
         clamp: float = option(5.0, "largest element of a gradient", least=1e-6)
         tune: Schedule = Schedule(epochs=20, lr=0.05, milestones=())
 

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from edbl.config import Search, option
+from edbl.config import Search, magnitude, option
 from edbl.data.mixing import Batch
 from edbl.data.samplers import OldNew
 from edbl.data.stream import KINDS, Task
@@ -36,9 +36,7 @@ class SSIL(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
-        kd_weight: float = option(
-            1.0, "weight of the distillation of each old task", least=0, search=Search(0.1, 10, log=True)
-        )
+        kd_weight: float = magnitude(1.0, "weight of the distillation of each old task", 0.1, 10)
         replay: int = option(
             0, "exemplars added to each batch of new images; 0 means a quarter of it", least=0, most=4096
         )

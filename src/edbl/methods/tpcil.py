@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from edbl.config import Search, option
+from edbl.config import magnitude, option
 from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy
@@ -44,9 +44,7 @@ class TPCIL(Method):
     class Config(Method.Config):
         """Settings."""
 
-        topology_weight: float = option(
-            1.0, "weight lambda of the topology-preserving loss", least=0, search=Search(0.1, 10, log=True)
-        )
+        topology_weight: float = magnitude(1.0, "weight lambda of the topology-preserving loss", 0.1, 10)
         vertices: int = option(
             128, "most vertices of the graph, each with an image that every step shows", least=2, most=4096
         )

@@ -12,6 +12,13 @@ from torch.nn import functional as F
 from edbl.data.devices import usable
 from edbl.nets.backbones import Backbone, Watch, initialise
 
+STAYS = "stays"  # an attribute of a backbone that does not learn at all
+
+
+def stay(backbone: Backbone) -> None:
+    """Let a backbone keep its weights and statistics."""
+    setattr(backbone.requires_grad_(False), STAYS, True)
+
 
 def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tensor:
     return (torch.rand(rows, columns, generator=generator) * 2 - 1).div(width**0.5)
@@ -141,6 +148,13 @@ class Net(nn.Module):
         """Forget everything learnt; the head has no class again."""
         initialise(self.backbone, generator)
         self.head.clear()
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; a backbone that is to stay as it is stays in evaluation mode, with its statistics."""
+        super().train(mode)
+        if getattr(self.backbone, STAYS, False):
+            self.backbone.eval()
+        return self
 
     def frozen(self) -> Self:
         """Return a copy that does not learn."""

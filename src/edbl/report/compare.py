@@ -19,6 +19,7 @@ from edbl.report.tables import Stat, brief, differing, flat, groups, of_today, r
 from edbl.text import DASH, count, first
 
 MEASURES = {"average": metrics.average_incremental_accuracy, "last": metrics.last_accuracy}
+ALIKE = 1.1  # times as many bytes, from which on sides are no longer compared at equal memory
 ENOUGH = 6  # pairs, for Wilcoxon's p to be able to fall below 0.05
 
 
@@ -186,6 +187,10 @@ def notes(made: Comparison) -> list[str]:
     for side in (made.one, made.other):
         alone = [readout_name(readout) for readout in side.readouts if readout not in made.readouts]
         told += [f"only {side.name} has {', '.join(alone)}"] if alone else []
+    sizes = [side.first.kept_bytes(-1) for side in (made.one, made.other) if side.first.kept]
+    if len(sizes) == 2 and max(sizes) > ALIKE * min(sizes):
+        first_mb, other_mb = (f"{size / 1e6:.1f} MB" for size in sizes)
+        told.append(f"{made.one.name} keeps {first_mb} after the last task, and {made.other.name} {other_mb}")
     if pairs == 1:
         told.append("one pair gives no interval and no test: run more seeds")
     elif pairs < ENOUGH:

@@ -38,6 +38,7 @@ def rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
                 **{key: getattr(record, key) for key in ("protocol", "phases", "memory", "order", "seed", "status")},
             }
             found += [about | number for readout in group.readouts for number in _numbers(record, readout, group.seen)]
+            found += [about | number for number in _kept(record, group.seen)]
     return found
 
 
@@ -49,6 +50,13 @@ def _numbers(record: Record, readout: str, seen: Sequence[int]) -> Iterator[dict
     for metric, task, classes, value in [*tasks, *whole]:
         there = None if math.isnan(value) else value
         yield {"readout": readout, "metric": metric, "task": task, "seen": classes, "value": there}
+
+
+def _kept(record: Record, seen: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield what was kept after each task, which is of no classifier: exemplars, and all bytes together."""
+    for number, (classes, kept) in enumerate(zip(seen, record.kept, strict=False)):
+        for metric, value in (("kept_exemplars", kept.get("exemplars", 0)), ("kept_bytes", record.kept_bytes(number))):
+            yield {"readout": "", "metric": metric, "task": number + 1, "seen": classes, "value": value}
 
 
 def as_csv(runs: Sequence[Run]) -> str:

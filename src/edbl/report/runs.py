@@ -20,7 +20,7 @@ class Run:
 
 
 def read_runs(places: Sequence[Path]) -> list[Run]:
-    """Return the runs in ``places`` or, where one is no run itself, all below it; each once."""
+    """Return the runs in ``places`` and below them; each once."""
     folders = [place for place in places if not place.is_file()] or places  # a shell's * finds reports among runs
     once: dict[Path, tuple[Path, str]] = {}
     for place in folders:
@@ -32,7 +32,7 @@ def read_runs(places: Sequence[Path]) -> list[Run]:
 
 
 def _below(place: Path) -> list[Path]:
-    if not place.is_dir() or (place / RECORD).exists():
+    if not place.is_dir():
         return [place]
     found = sorted(path.parent for path in place.rglob(RECORD))
     if not found:

@@ -258,7 +258,8 @@ def run_table(records: Sequence[Record]) -> Table:
     """Return the results for the terminal: one row per experiment and classifier, in percent."""
     found = groups(records)
     several = any(len(group.records) > 1 for group in found)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(several), caption_justify="left")
+    sized = any(group.first.kept for group in found)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, caption=_caption(several, sized), caption_justify="left")
     table.add_column("method", overflow="fold")
     table.add_column("classifier")
     if several:
@@ -266,17 +267,20 @@ def run_table(records: Sequence[Record]) -> Table:
     table.add_column("accuracy after each task, %", overflow="fold", ratio=1)
     for metric in BRIEF:
         table.add_column(metric.title.lower(), justify="right", no_wrap=True)
+    if sized:
+        table.add_column("kept, MB", justify="right")
     for group in found:
-        _add_rows(table, group, several)
+        _add_rows(table, group, several, sized)
     return table
 
 
-def _caption(several: bool) -> str:
+def _caption(several: bool, sized: bool) -> str:
     spread = "mean ± sample standard deviation over n runs; " if several else ""
-    return f"{spread}average: over all tasks, the first included; forgetting: best earlier minus last, old tasks"
+    average = "average: over all tasks, the first included; forgetting: best earlier minus last, old tasks"
+    return f"{spread}{average}{'; kept: network, exemplars and state after the last task' if sized else ''}"
 
 
-def _add_rows(table: Table, group: Group, several: bool) -> None:
+def _add_rows(table: Table, group: Group, several: bool, sized: bool) -> None:
     # Text, not str: a name with square brackets must not be read as markup.
     count = [Text(str(len(group.records)))] if several else []
     if not group.readouts:
@@ -290,7 +294,13 @@ def _add_rows(table: Table, group: Group, several: bool) -> None:
             *count,
             Text(" ".join(cell.ljust(width) for cell in cells)),
             *(Text(group.metric(readout, metric.key).percent(sign="±")) for metric in BRIEF),
+            *([Text(_megabytes(group) if readout == group.readouts[0] else "")] if sized else []),
         )
+
+
+def _megabytes(group: Group) -> str:
+    """Return what is kept after the last task, of the first run; others differ by a few images at most."""
+    return f"{group.first.kept_bytes(-1) / 1e6:.1f}" if group.first.kept else DASH
 
 
 def _setting(record: Record) -> dict[str, str]:
