@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edbl.recipe import shipped_recipes
 from edbl.report.tables import Stat
-from edbl.studies.paper import AGAIN, DATA_SETS, EDBL, EXPERIMENTS, Column, Experiment, recipe_of
 from edbl.studies.pages import settings_seen
+from edbl.studies.paper import AGAIN, DATA_SETS, EDBL, EXPERIMENTS, Column, Experiment, recipe_of
 from edbl.studies.shelf import Run, Shelf
 from edbl.text import count, rounded
 from tests.shelf import SHELF

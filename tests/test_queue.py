@@ -181,7 +181,7 @@ def test_rivals_run_once_more_with_a_better_rate() -> None:
     assert queue.better_rates(study, Told(accuracy)) == {}, "it is not decided"
     assert queue.better_rates(decided, Told(accuracy)) == {"bic": 0.01}
     items = {item.name: item for item in everything(1, [decided], Told(accuracy))}
-    runs = items["rivals, better rates"].runs + items["Tiny-ImageNet, rivals, better rates"].runs
+    runs = [*items["rivals, better rates"].runs, *items["Tiny-ImageNet, rivals, better rates"].runs]
     streams = {column.name for e in EXPERIMENTS.values() for column in e.columns if "bic" in {r.method for r in e.rows}}
     assert {one.folder for one in runs} == {f"{name}/bic-rate-0.01-default-seed0" for name in streams}
     assert len(streams) == 9
