@@ -457,6 +457,28 @@ def test_onnx_agrees_on_every_image(folders: list[Path], tmp_path: Path, cli: Cl
     assert any(line["unknown"] for line in lines)
 
 
+def test_what_is_told_apart_with_ease_can_be_exported(tmp_path: Path, cli: Cli) -> None:
+    """Sureness of what is like none of the classes is far below 0, and float32 has no more than 7 digits of it."""
+    for name, level in (("dark", 60), ("light", 200)):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = np.full((8, 8, 3), level, np.uint8)
+            pixels[number % 8, number // 8] += 1
+            Image.fromarray(pixels).save(tmp_path / "a" / name / f"{number}.png")
+    learn(cli, tmp_path / "model", tmp_path / "a", *OPTIONS)
+    found = cli("export", tmp_path / "model", tmp_path / "model.onnx")
+    assert found.code == 0, found.err
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    x = torch.randint(256, (20, 8, 8, 3), generator=seeded(4)).byte()
+    ours, theirs = answers(load(tmp_path / "model", store.read(tmp_path / "model"), predict=True)), session.run(
+        ["probabilities", "sureness"], {"images": x.numpy()}
+    )
+    vectors = Pool()((x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25)
+    for one, other in zip(ours(vectors), theirs, strict=True):
+        np.testing.assert_allclose(other, one.numpy(), atol=1e-4, rtol=1e-4)
+    assert ours(vectors)[1].min() < -50
+
+
 def test_photos_that_are_left_out_can_be_looked_at(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "model"
     learn(cli, model, *folders, *OPTIONS)

@@ -37,7 +37,7 @@ from edbl.nets.sure import threshold
 from edbl.store import write_output
 
 FORMAT = "1"  # of the metadata
-TOLERANCE = 1e-4  # most by which an output may differ from the model's own
+TOLERANCE = 1e-4  # most by which an output may differ from the model's own, of those above 1 as a share of them
 CHECKED = 64  # most exemplars that it is checked on
 LIMIT = 2_000_000_000  # bytes of weights; ONNX files end at 2 GiB
 RESIZE = (
@@ -370,7 +370,10 @@ def _onnx(served: Served | ServedExact, x: Tensor, outputs: Sequence[str], metad
 
 
 def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequence[Tensor]) -> float:
-    """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number."""
+    """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number.
+
+    Of outputs above 1 it is the share: sureness has no bounds, and float32 a number of digits.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -384,4 +387,4 @@ def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequen
     except Exception as error:  # of every kind, and none of them documented
         raise EdblError(f"onnxruntime cannot run the exported net: {str(error).splitlines()[0]}") from error
     pairs = zip(found, [*expected, *(whole[:1] for whole in expected)], strict=True)
-    return float(torch.stack([(f - e).abs().where(f != e, 0.0).max() for f, e in pairs]).max())
+    return float(torch.stack([((f - e).abs() / e.abs().clamp(min=1)).where(f != e, 0.0).max() for f, e in pairs]).max())
