@@ -106,7 +106,7 @@ def answered(method: str, photos: int, seed: int, x: Tensor, y: Tensor) -> Itera
     for row in wrong:
         names[row] = draw.choice([name for name in ALIKE if name != names[row]])
     _, _, left = solved(method, x[learnt], names)
-    rows = {int(left.told.digests[one.row], 16) for one in honest.suspects(left)}
+    rows = {int(one.digest, 16) for one in honest.suspects(left)}
     yield "photos named, of all with their own label, %", 100 * len(rows - {*wrong}) / (len(names) - len(wrong))
     yield "wrong labels named, %", 100 * len(rows & {*wrong}) / len(wrong)
 

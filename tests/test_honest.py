@@ -16,6 +16,7 @@ from edbl.app.description import Settings
 from edbl.app.exact import Exact
 from edbl.app.honest import Left
 from edbl.metrics import interval
+from edbl.nets import kept
 from edbl.nets.closed import Discriminant, rooted
 from edbl.report.model import Model, Odd, Photo, Row, html, told
 from tests.conftest import Cli
@@ -80,13 +81,38 @@ def test_wrong_labels_are_found_and_right_ones_are_not() -> None:
     names[3] = "class 1"
     x[30] = torch.tensor([60.0] + [0] * (WIDTH - 1))  # like nothing
     left = solved(x, names)
-    found = {left.told.digests[one.row]: one for one in honest.suspects(left)}
+    found = {one.digest: one for one in honest.suspects(left)}
     assert set(found) == {f"{3:032x}", f"{30:032x}"}
     assert not found[f"{3:032x}"].far
     classes = ["class 0", "class 1", "class 2"]
     assert honest.looks(classes, found[f"{3:032x}"]).startswith("looks like 'class 0' (")
     told_far = honest.looks(classes, found[f"{30:032x}"])
     assert "looks like" in told_far
+
+
+def test_every_new_photo_is_looked_at_however_few_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, names = samples([60] * 6, 4, 10)
+    wrong = list(range(7, 360, 30))
+    for row in wrong:
+        names[row] = f"class {(row // 60 + 1) % 6}"
+
+    def named(digests: list[str]) -> set[str]:
+        exact = Exact.new(SETTINGS, WIDTH)
+        exact.learn(x, digests, names)
+        left = honest.left(exact, *exact.solve())
+        assert left is not None
+        asked = exact.left_out(x.half(), digests, names)
+        assert asked.digests == digests
+        few = [asked.digests.index(digest) for digest in left.told.digests]
+        torch.testing.assert_close(asked.scores[few], left.told.scores)
+        return {one.digest for one in honest.suspects(left, asked)}
+
+    digests = [f"{row:032x}" for row in range(len(x))]
+    every = named(digests)
+    assert every <= {digests[row] for row in wrong}
+    assert len(every) == 10
+    monkeypatch.setattr(kept, "JUDGES", 120)  # 20 of a class
+    assert named(digests) == every
 
 
 def test_what_more_photos_bring_is_the_mean_of_like_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,6 +209,21 @@ def test_a_trained_model_has_a_page_of_what_was_held_out(tmp_path: Path, cli: Cl
     text = (model / "report.html").read_text()
     assert "Measured with photos that were held out" in text
     assert " of 2 (" in text
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_wrong_label_is_named_though_few_photos_are_left_out(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_digits(tmp_path / "a", dict.fromkeys(range(6), 60))
+    monkeypatch.setattr(kept, "JUDGES", 120)  # 20 of a class
+    learn(cli, tmp_path / "model", photos, *FROZEN, "--yes")
+    monkeypatch.setattr(honest, "UNLIKELY", 0.2)  # the stand-in's features tell digits less well
+    more = write_digits(tmp_path / "b", {0: 12, 4: 6}, 60)
+    wrong = [shutil.move(more / "digit 0" / f"{number:03}.png", more / "digit 4") for number in range(66, 71)]
+    found = cli("learn", tmp_path / "model", more)
+    assert found.code == 2
+    assert all(f"{one}, given as 'digit 4', looks like 'digit 0'" in found.err for one in wrong)
 
 
 @pytest.mark.usefixtures("stand_in")

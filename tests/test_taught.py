@@ -108,6 +108,12 @@ def asked() -> Tensor:
     return (2 * torch.rand(40, 16, generator=seeded(3))).half()
 
 
+def pixels_of(path: Path) -> np.ndarray[Any, Any]:
+    pixels = photos.read(path, 8).pixels
+    assert pixels is not None
+    return pixels
+
+
 def probabilities(model: Path) -> tuple[Tensor, Tensor]:
     """Return probabilities, by classes in alphabetical order, and sureness."""
     bundle = store.read(model)
@@ -120,12 +126,12 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.allclose(a, b, rtol=0, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("many", [1000, 8])
+@pytest.mark.parametrize("many", [1000, 10])
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_there(
     folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, method: str, many: int
 ) -> None:
-    monkeypatch.setattr(kept, "MANY", many)  # classes of more are sums
+    monkeypatch.setattr(kept, "MANY", many)  # classes of more are sums, of which the features of 5 are kept
     options = [*OPTIONS, "--method", method]
     learn(cli, tmp_path / "whole", *folders, *options)
     for folder in folders:
@@ -139,6 +145,11 @@ def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_ther
         assert of[0] == of[1]
     forget(tmp_path / "other", ["digit 1", "digit 4"])
     gone = [folders[0] / "digit 0" / "004.png", folders[2] / "digit 3" / "060.png"]
+    parts = load(tmp_path / "other", store.read(tmp_path / "other")).packs
+    keeps = set(digests_of(parts["digit 2"]["ids"]))
+    assert len(keeps) == (5 if many == 10 else 15)
+    of_two = sorted((folders[1] / "digit 2").iterdir())
+    gone += [path for path in of_two if photos.digest(pixels_of(path)) in keeps][:2]  # and of those that are kept
     forget_photos(tmp_path / "other", gone)
     for path in [*gone, *(folder / name for folder in folders for name in ("digit 1", "digit 4"))]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -149,6 +160,20 @@ def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_ther
     strange = write_digits(tmp_path / "strange", {7: 1}) / "digit 7" / "000.png"
     with pytest.raises(EdblError, match="has not learnt from"):
         forget_photos(tmp_path / "never", [folders[2] / "digit 0" / "061.png", strange])
+
+
+def test_where_too_little_is_kept_to_choose_by_that_is_said(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MANY", 8)  # the features of 4 are kept, of which 2 choose
+    model = tmp_path / "model"
+    learn(cli, model, *folders[:2], *OPTIONS)
+    keeps = set(digests_of(load(model, store.read(model)).packs["digit 2"]["ids"]))
+    own = [path for path in sorted((folders[1] / "digit 2").iterdir()) if photos.digest(pixels_of(path)) in keeps]
+    assert "note" not in cli("forget", model, "--photo", own[0], "--photo", own[1]).err
+    found = cli("forget", model, "--photo", own[2])
+    assert found.code == 0
+    assert "so many photos of 'digit 2' were forgotten" in found.err
 
 
 def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
@@ -470,8 +495,9 @@ def test_what_is_told_apart_with_ease_can_be_exported(tmp_path: Path, cli: Cli) 
     assert found.code == 0, found.err
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     x = torch.randint(256, (20, 8, 8, 3), generator=seeded(4)).byte()
-    ours, theirs = answers(load(tmp_path / "model", store.read(tmp_path / "model"), predict=True)), session.run(
-        ["probabilities", "sureness"], {"images": x.numpy()}
+    ours, theirs = (
+        answers(load(tmp_path / "model", store.read(tmp_path / "model"), predict=True)),
+        session.run(["probabilities", "sureness"], {"images": x.numpy()}),
     )
     vectors = Pool()((x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25)
     for one, other in zip(ours(vectors), theirs, strict=True):

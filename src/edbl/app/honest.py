@@ -5,15 +5,12 @@ All is worked out from what a closed form keeps of photos: no photo is given up 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from edbl.app.exact import Answers, Exact, LeftOut
-from edbl.methods.closed import one_thread
 from edbl.metrics import Z
 from edbl.nets.closed import Closed, Discriminant
 from edbl.nets.kept import Kept
@@ -48,13 +45,10 @@ class Left:
         """Whether all others say another class, ``[n]``."""
         return (self.told.scores.argmax(1) != self.y).double()
 
-    @cached_property
+    @property
     def form(self) -> Discriminant | None:
         """What tells of parts of classes that are left out; of the forms only the discriminant does."""
-        if self.answers.confidence is not Discriminant.confidence:
-            return None
-        with one_thread():
-            return Discriminant(self.kept.classes, self.x[:0], self.y[:0])
+        return self.found.form if isinstance(self.found.form, Discriminant) else None
 
     def without(self, label: int, gone: Tensor) -> Tensor:
         """Return what all others say of some photos of a class, whose rows are ``gone``: logits, ``[n, classes]``."""
@@ -67,32 +61,40 @@ def left(exact: Exact, answers: Answers, told: LeftOut) -> Left | None:
     """Return the photos that a model has left out as it was solved; None where it keeps none, or could leave none."""
     if not isinstance(exact.kept, Kept) or exact.found is None or len(exact.names) < 2 or not len(told.labels):
         return None
-    return Left(exact.kept.judges()[0][exact.found.judged], told, exact.found, exact.kept, answers)
+    kept, judging = exact.kept, exact.kept.judging()
+    x, y = kept.samples(judging)
+    return Left(x[kept.counts[y] > 1], told, exact.found, kept, answers)
 
 
 class Suspect(NamedTuple):
     """A photo whose label may be wrong."""
 
-    row: int  # among those that were left out
+    digest: str
+    label: int
     other: int  # the class that it looks like
     probability: float  # of that class
     far: bool  # whether it looks like no photo of its own class, rather than like one of another
 
 
-def suspects(left: Left) -> list[Suspect]:
-    """Return photos that look like another class than their own, or like no photo of it; the oddest first."""
-    y = left.y.unsqueeze(1)
-    logs = left.told.scores.log_softmax(1)
+def suspects(left: Left, asked: LeftOut | None = None) -> list[Suspect]:
+    """Return photos that look like another class than their own, or like no photo of it; the oddest first.
+
+    They are among those ``asked`` about, or among those that were left out, by which is measured in any case how near
+    photos are to their class.
+    """
+    told, middle, low = asked or left.told, left.told.near.median(), left.told.near.quantile(0.1)
+    y = told.labels.unsqueeze(1)
+    logs = told.scores.log_softmax(1)
     own = logs.gather(1, y).squeeze(1)
     best, other = logs.scatter(1, y, -torch.inf).max(1)
     unlike = (own.exp() < UNLIKELY) & (best.exp() > LIKELY)
-    number = left.kept.counts[y]
-    means = (number * left.kept.means[left.y] - left.x) / (number - 1)
-    near = F.cosine_similarity(left.x, means)
-    middle, low = near.median(), near.quantile(0.1)  # which a few odd ones do not move
-    far = (near < middle + FAR * (middle - low).clamp(min=1e-6) / 1.2816) & (own.exp() < LIKELY)
+    # Middle and spread are such as a few odd ones do not move.
+    far = (told.near < middle + FAR * (middle - low).clamp(min=1e-6) / 1.2816) & (own.exp() < LIKELY)
     rows = [row for row in (own - best).argsort().tolist() if unlike[row] or far[row]]
-    return [Suspect(row, int(other[row]), float(best[row].exp()), not bool(unlike[row])) for row in rows]
+    return [
+        Suspect(told.digests[k], int(told.labels[k]), int(other[k]), float(best[k].exp()), not bool(unlike[k]))
+        for k in rows
+    ]
 
 
 def looks(names: Sequence[str], one: Suspect) -> str:

@@ -16,7 +16,7 @@ from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
 from edbl.app.bundle import CHECKPOINTS, INCREMENT, VIEWS, Contents
 from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
-from edbl.app.exact import Exact, right
+from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.model import Model
@@ -278,7 +278,7 @@ class Solving(Increment):
         exact.learn(features, digests, names)
         answers, left_out = exact.solve((features, names))
         self.left = honest.left(exact, answers, left_out)
-        self._doubt(exact.names)
+        self._doubt(exact, exact.left_out(features, digests, names) if self.left and not self.yes else None)
         event = self._event(old, 0, right(exact.names, left_out))
         classes = self._classes(exact.names, event)
         for known in classes:
@@ -299,16 +299,15 @@ class Solving(Increment):
         images = {file: self.pixels[row] for row, (_, file) in rows} if keep == "photos" else {}
         return Contents(made, exact.tensors(answers), images, files=exact.files(made))
 
-    def _doubt(self, names: Sequence[str]) -> None:
+    def _doubt(self, exact: Exact, asked: LeftOut | None) -> None:
         """Refuse new photos that look mislabelled, unless they are wanted as they are."""
-        if self.left is None or self.yes:
+        if self.left is None or asked is None:
             return
         new = {self.begun.digests[row]: self.begun.files[row] for row in self.begun.train}
-        told = []
-        for one in honest.suspects(self.left):
-            if (digest := self.left.told.digests[one.row]) in new:
-                given = names[int(self.left.y[one.row])]
-                told.append(f"{new[digest]}, given as '{given}', {honest.looks(names, one)}")
+        told = [
+            f"{new[one.digest]}, given as '{exact.names[one.label]}', {honest.looks(exact.names, one)}"
+            for one in honest.suspects(self.left, asked)
+        ]
         if told:
             raise EdblError(
                 f"{count(told, 'photo')} may have a wrong label, and nothing is learnt yet:\n"

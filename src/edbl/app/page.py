@@ -68,7 +68,8 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
         return _made(folder, bundle, [], NOTHING if bundle.settings.keep == "nothing" else "")
     names = bundle.names
     asked = _asked(left.told.scores.softmax(1), left.y, left.told.digests, pictures)
-    odd = [Odd(asked[one.row], honest.looks(names, one)) for one in honest.suspects(left)]
+    of = {photo.digest: photo for photo in asked}
+    odd = [Odd(of[one.digest], honest.looks(names, one)) for one in honest.suspects(left)]
     needs = {one.label: one for one in honest.needs(left)}
     more = {
         names[k]: f"about {count(need.photos, 'more photo')}: {need.points:.1f} points "

@@ -3,9 +3,10 @@
 All is float64: how samples were split into updates, and in which order they came, shows in the last digits alone.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -46,6 +47,9 @@ class Form(Protocol):
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         """Take classes, and samples to leave out."""
 
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out, which were learnt and are of classes of two or more."""
+
     def solve(self, shrinkage: float) -> tuple[Tensor, Tensor]:
         """Return weight, ``[classes, width]``, and bias, ``[classes]``."""
 
@@ -66,6 +70,11 @@ class Closed(NamedTuple):
     judged: Tensor  # [n], which samples were left out one by one: those of classes of two or more
     left_out: Tensor  # [judged, classes], the logits that each of them has by all others
     factor: float  # by which scores became logits
+    form: Form
+
+    def logits(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the logits that samples have by all others, ``[n, classes]``; they are of classes of two or more."""
+        return _centred(self.factor * self.form.asking(x, y).left_out(self.shrinkage))
 
 
 class Discriminant:
@@ -90,9 +99,18 @@ class Discriminant:
         self.values, self.axes = _eigen(classes.scatter, _span(classes, x, y))
         self.mean_value = float(self.values.sum()) / len(classes.scatter) / self.free
         self.scatters = self.mean_value > ROUNDING * float(classes.means.square().mean())
-        self.means = classes.means @ self.axes
-        self.y, self.x = y, (x - classes.means[y]) @ self.axes
+        self.means, self.centres = classes.means @ self.axes, classes.means
+        self._ask(x, y)
+
+    def _ask(self, x: Tensor, y: Tensor) -> None:
+        self.y, self.x = y, (x - self.centres[y]) @ self.axes
         self.squares = self.x.square()
+
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out."""
+        other = copy.copy(self)
+        other._ask(x, y)
+        return other
 
     def _inverse(self, shrinkage: float, free: int) -> Tensor:
         """Return the eigenvalues of ``A^-1``; where nothing scatters, nearest means are left."""
@@ -178,10 +196,19 @@ class Ridge:
         away = classes.means - centre
         self.values, self.axes = _eigen(classes.scatter + away.T @ away, _span(classes, x, y))
         self.mean_value = self.values.sum() / len(classes.scatter)
-        self.centre, self.means = centre, away @ self.axes
-        self.y, self.x = y, (x - centre) @ self.axes
+        self.centre, self.means, self.counts = centre, away @ self.axes, classes.counts
+        self._ask(x, y)
+
+    def _ask(self, x: Tensor, y: Tensor) -> None:
+        self.y, self.x = y, (x - self.centre) @ self.axes
         self.squares = self.x.square()
-        self.share = 1 / classes.counts[y]  # a sample's weight
+        self.share = 1 / self.counts[y]  # a sample's weight
+
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out."""
+        other = copy.copy(self)
+        other._ask(x, y)
+        return other
 
     def _inverse(self, shrinkage: float) -> Tensor:
         penalty = shrinkage / (1 - shrinkage) * self.mean_value
@@ -256,9 +283,13 @@ def fitted(
     factor = factor or found
     weight, bias = form.solve(best)
     left_out = factor * form.left_out(best)
-    # What all classes have in common changes no probability, and would cost digits.
-    centred = [logits - logits.mean(-1, keepdim=True) for logits in (weight.T, bias, left_out)]
-    return Closed(factor * centred[0].T, factor * centred[1], best, least, judged, centred[2], factor)
+    logits = (factor * _centred(weight.T).T, factor * _centred(bias), _centred(left_out))
+    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form)
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """Return logits without what all classes have in common: it changes no probability, and would cost digits."""
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def calibrated(scores: Tensor, y: Tensor) -> tuple[float, float]:

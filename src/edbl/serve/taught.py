@@ -347,9 +347,9 @@ class Taught(Learning):
             return []
         left, names, there = solved.left, solved.bundle.names, told.pictures(self.folder, solved.bundle)
         return [
-            {"id": left.told.digests[one.row], "label": names[int(left.y[one.row])],
+            {"id": one.digest, "label": names[one.label],
              "looks_like": None if one.far else names[one.other], "probability": round(one.probability, 6),
-             "thumbnail": self._pictured(left.told.digests[one.row], there)}
+             "thumbnail": self._pictured(one.digest, there)}
             for one in honest.suspects(left)
         ]  # fmt: skip
 
