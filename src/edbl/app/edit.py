@@ -15,7 +15,7 @@ from edbl.app.begin import had, now
 from edbl.app.description import Bundle, Event, Kind, Known, Score
 from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
-from edbl.app.learn import judged, measure
+from edbl.app.measuring import Told, judged, measure
 from edbl.app.opening import held_out, leave_out, load, open_model
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -242,8 +242,9 @@ def _forget_trained(folder: Path, names: Sequence[str], found: Bundle, device: s
     before = measure(model, x, labels)
     for name in names:
         model.forget(name)
-    sure: list[float] = []
-    after = measure(model, x, labels, sure=sure)
+    told: Told = []
+    model.factor = 1.0
+    after = measure(model, x, labels, told=told)
     bundle = contents.bundle
     bundle.classes = [known for known in bundle.classes if known.name not in names]
     bundle.sizes = list(model.sizes)
@@ -260,7 +261,7 @@ def _forget_trained(folder: Path, names: Sequence[str], found: Bundle, device: s
         after=after,
     )
     bundle.history.append(event)
-    tensors = inputs.tensors(model, bundle, zip(labels, x, strict=True)) | judged(sure)
+    tensors = inputs.tensors(model, bundle, zip(labels, x, strict=True)) | judged(model.names, told)
     disk.write(folder, bundle, tensors, {})
     return bundle
 

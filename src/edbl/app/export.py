@@ -18,9 +18,10 @@ from edbl.app.description import EXEMPLARS, Bundle
 from edbl.app.exact import Answers
 from edbl.app.exact import answers as exact_answers
 from edbl.app.inputs import inputs_of
+from edbl.app.measuring import SURE
 from edbl.app.model import Model
 from edbl.app.opening import load, open_model
-from edbl.app.predict import SURE, UNKNOWN
+from edbl.app.predict import UNKNOWN
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
@@ -79,7 +80,7 @@ class Served(nn.Module):
         if pixels is not None:
             self.register_buffer("mean", pixels.mean.clone())
             self.register_buffer("std", pixels.std.clone())
-        scorer = _scorer(model.method, net.head)
+        scorer, self.factor = _scorer(model.method, net.head), model.factor
         self.unit, self.rows, self.root = scorer.unit, scorer.rows, scorer.root
         self.register_buffer("weight", scorer.weight)
         self.register_buffer("bias", scorer.bias)
@@ -110,7 +111,7 @@ class Served(nn.Module):
         if self.rows > 1:
             similarity = logits.unflatten(1, (-1, self.rows))
             logits = (similarity.softmax(2) * similarity).sum(2)
-        probabilities = logits.softmax(1)
+        probabilities = (self.factor * logits).softmax(1)
         return probabilities, F.linear(unit, self.means, self.offsets), probabilities.amax(1)
 
 

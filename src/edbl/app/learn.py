@@ -19,10 +19,10 @@ from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.measuring import Told, judged, measure
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.photos import Photo
-from edbl.app.predict import SURE
 from edbl.app.settings import Request
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -348,16 +348,16 @@ class Training(Increment):
         names, held_labels = ([name for name, _ in pairs] for pairs in (self.learnt, self.measured))
         self._train(model, names, progress, new=not set(begun.names) <= set(old), first=not old)
         progress.busy("measuring")
-        sure: list[float] = []
-        after = measure(model, kept, kept_labels, sure=sure)
+        told: Told = []
+        after = measure(model, kept, kept_labels, told=told)
         event = replace(
-            self._event(old, len(model.memory), measure(model, self.held, held_labels, after, sure)),
+            self._event(old, len(model.memory), measure(model, self.held, held_labels, after, told)),
             before={name: before[name] for name in old},
             after={name: after[name] for name in old},
         )
         made = self._bundle(model, made_by, event)
         held = chain(zip(kept_labels, kept, strict=True), zip(held_labels, self.held, strict=True))
-        tensors = self.trained_on.tensors(model, made, held) | judged(sure)
+        tensors = self.trained_on.tensors(model, made, held) | judged(model.names, told)
         return Contents(made, tensors, self._images(model, made))
 
     def _train(self, model: Model, names: Sequence[str], progress: Progress, *, new: bool, first: bool) -> None:
@@ -413,34 +413,6 @@ def _by_class(images: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for name, file in images:
         found.setdefault(name, []).append(file)
     return found
-
-
-def measure(
-    model: Model,
-    x: Tensor,
-    labels: Sequence[str],
-    before: Mapping[str, Score] | None = None,
-    sure: list[float] | None = None,
-) -> dict[str, Score]:
-    """Return how often both read-outs are right on images of each class, and on others ``before`` them.
-
-    The largest probability of each image is added to ``sure``.
-    """
-    scores = dict(before or dict.fromkeys(model.names, Score(0, 0, 0)))
-    if not len(x):
-        return scores
-    probabilities, nearness = model.readouts(x)
-    if sure is not None:
-        sure += probabilities.amax(1).tolist()
-    cnn, nme = (found.argmax(1).tolist() for found in (probabilities, nearness))
-    for name, one, other in zip(labels, cnn, nme, strict=True):
-        scores[name] += Score(1, int(model.names[one] == name), int(model.names[other] == name))
-    return scores
-
-
-def judged(sure: Sequence[float]) -> dict[str, Tensor]:
-    """Return what is saved to tell unknown images by: how sure a model is of images that were held out."""
-    return {SURE: torch.tensor(sorted(sure), dtype=torch.float32)}
 
 
 def readout_of(own: str) -> Readout:

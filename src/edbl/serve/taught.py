@@ -122,7 +122,7 @@ class Taught(Learning):
     def _compute(self, inputs: Frozen, shown: Sequence[Shown]) -> None:
         if shown:
             inputs.check()
-            for one, features in zip(shown, inputs.quickly(_pixels(shown), self.device), strict=True):
+            for one, features in zip(shown, inputs.asked(_pixels(shown), self.device), strict=True):
                 one.features = features
 
     def _features(self, shown: Sequence[Shown]) -> Tensor:
