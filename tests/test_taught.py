@@ -602,6 +602,35 @@ def test_from_python(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     assert {name for name, _ in model.predict(two)[0].best} == {"digit 0", "digit 1"}
 
 
+def test_many_images_are_computed_together_and_files_once(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = edbl.open(tmp_path / "model", device="cpu")
+    model.learn(folders[0], backbone="stand-in")
+    files = sorted((folders[1] / "digit 2").iterdir())
+    sizes, views = list[int](), StandIn.views
+
+    def counted(self: StandIn, x: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(x))
+        return views(self, x, *rest)
+
+    monkeypatch.setattr(StandIn, "views", counted)
+    pixels = pixels_of(files[9]).transpose(1, 2, 0)
+    mixed = [*files[:6], Image.open(files[7]), Image.open(files[8]), *files[10:12]]
+    found = model.predict(mixed)
+    assert sizes == [6, 2, 2]
+    assert [str(one.path) for one in found] == [*map(str, files[:6]), "6", "7", *map(str, files[10:12])]
+    again = model.predict([*files[:6], pixels])
+    assert sizes == [6, 2, 2, 1]
+    assert [one.best for one in again[:6]] == [one.best for one in found[:6]]
+    (tmp_path / "odd" / "digit 5").mkdir(parents=True)
+    shutil.copy(files[0], tmp_path / "odd" / "digit 5" / "a.png")
+    shutil.copy(files[0], tmp_path / "odd" / "digit 5" / "b.png")
+    with pytest.warns(UserWarning, match=r"1 image left out: given twice") as told:
+        model.learn(tmp_path / "odd")
+    assert told[0].filename == __file__
+
+
 def test_what_python_gives_is_checked(folders: list[Path], tmp_path: Path) -> None:
     model, grey = edbl.open(tmp_path / "model"), np.zeros((8, 8), np.uint8)
     wrong: list[tuple[Callable[[], object], str]] = [
