@@ -203,6 +203,32 @@ def test_each_increment_has_its_page_and_any_change_removes_it(tmp_path: Path, c
     assert cli("report", model, "--out", tmp_path / "x.csv").code == 2
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_mistakes_of_earlier_photos_are_shown_where_they_are_still_there(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, first = tmp_path / "model", write_digits(tmp_path / "a", {1: 20, 8: 20, 9: 20})
+    learn(cli, model, "a", *FROZEN, "--yes")
+    mistakes = (model / "report.html").read_text().count("data:image/jpeg")
+    assert mistakes > 3
+    learn(cli, model, write_digits(tmp_path / "b", {0: 12}), "--yes")
+    text = (model / "report.html").read_text()
+    assert text.count("data:image/jpeg") >= mistakes
+    assert "not at hand" not in text
+    assert str(first) not in "".join(path.read_text(errors="ignore") for path in model.rglob("*") if path.is_file())
+    for path in sorted(first.rglob("*.png"))[::2]:
+        path.write_bytes(sorted((tmp_path / "b").rglob("*.png"))[0].read_bytes())  # another photo by now
+    monkeypatch.chdir(tmp_path / "b")
+    assert cli("report", model).code == 0
+    text = (model / "report.html").read_text()
+    assert 0 < text.count("data:image/jpeg") < mistakes
+    assert "not at hand" in text
+    monkeypatch.setenv("EDBL_CACHE_MB", "0")
+    assert cli("report", model).code == 0
+    assert "data:image/jpeg" not in (model / "report.html").read_text()
+
+
 def test_a_trained_model_has_a_page_of_what_was_held_out(tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "model"
     learn(cli, model, write_digits(tmp_path / "a", {0: 10, 1: 10}), *SHORT)

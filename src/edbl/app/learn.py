@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edbl.app import begin, honest, page, photos
+from edbl.app import begin, honest, page, photos, places
 from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
 from edbl.app.bundle import CHECKPOINTS, INCREMENT, VIEWS, Contents
@@ -232,6 +232,8 @@ class Increment(ABC):
     def commit(self, learnt: Contents) -> Bundle:
         """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
+        begun, known = self.begun, {digest for one in learnt.bundle.classes for digest in begin.had(one)}
+        places.remember(self.folder, dict(zip(begun.digests, begun.files, strict=True)), known)
         page.write(self.folder, learnt.bundle, self.left, begin.pictures(self.begun, self.pixels))
         disk.discard(self.folder)
         return learnt.bundle
