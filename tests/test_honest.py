@@ -115,21 +115,35 @@ def test_every_new_photo_is_looked_at_however_few_are_left_out(monkeypatch: pyte
     assert named(digests) == every
 
 
-def test_what_more_photos_bring_is_the_mean_of_like_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_more_photos_bring_is_between_the_curve_and_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     left = solved(*samples([16] * 10, 0.5))
     monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.4 + label / 1000, 0.3))
-    parts = [(0.1 - k / 1000, 0.1 + k / 1000) for k in range(10)]
-    earlier, last = (100 * sum(values) / 10 for values in zip(*parts, strict=True))
-    heavy, light = torch.exp(torch.tensor(-1.0)), torch.exp(torch.tensor(-4.0))  # by the square of doublings between
-    wanted = float((heavy * last + light * earlier) / (heavy + light))
+    gains = torch.tensor([10 + k / 10 for k in range(10)]).double()
+    noise = float((gains - gains.mean()).square().sum().sqrt()) / 10
+    curve, usual = 0.75 * float(gains.mean()), 0.2 * 30
+    doubts = (0.75 * noise) ** 2 + (0.15 * 30) ** 2 + 0.5**2, (0.1 * 30) ** 2 + 0.5**2
+    weight = doubts[1] / sum(doubts)
     found = honest.needs(left)
     assert found
     worst = found[0]
     assert worst.photos == 16
-    assert worst.points == pytest.approx(wanted)
-    assert 0 < worst.low < worst.points < worst.high
-    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.5, 0.4 + label % 2 / 5))
-    assert honest.needs(left) == []  # the curve does not tell
+    assert worst.points == pytest.approx(weight * curve + (1 - weight) * usual)
+    assert (worst.high - worst.low) / 2 == pytest.approx(1.96 * (1 / (1 / doubts[0] + 1 / doubts[1])) ** 0.5, rel=1e-3)
+    assert all(0 < one.low < one.points < one.high for one in found)
+    own = {k: 100 * float(left.wrong[left.y == k].mean()) for k in range(10)}
+    assert {one.label for one in found} == {k for k, mistakes in own.items() if mistakes >= worst.points}
+    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.1, 0.3))
+    assert honest.needs(left) == []  # the curve speaks against it
+
+
+def test_classes_with_about_as_many_photos_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = solved(*samples([16] * 6 + [64] * 4, 0.5))
+    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.6, 0.5, 0.4) if label < 6 else (0.3, 0.2, 0.1))
+    points = {one.photos: one.points for one in honest.needs(left)}
+    alone = [
+        honest.foretold(torch.tensor([[60.0, 50.0, 40.0], [30.0, 20.0, 10.0]]), torch.eye(2)[k])[0] for k in (0, 1)
+    ]
+    assert alone[1] < points[64] < points[16] < alone[0]
 
 
 def test_shares_of_mistakes_of_a_quarter_a_half_and_all_are_those_of_fits() -> None:

@@ -25,9 +25,9 @@ HELD_OUT = "Measured with photos that were held out: none of them was learnt."
 NOTHING = "The model keeps nothing of photos, so none can be left out to measure with."
 SOME = "Of classes with many photos some were left out, chosen by chance."
 NEEDS = (
-    "What twice the photos of a class would bring it, in points, with the 95% interval of the mean: by so much the "
-    "last doubling helped, over all classes. A single class may gain more or less; where the curve does not tell, "
-    "nothing is said."
+    "What twice the photos of a class would bring it, in points, with the 95% interval: foretold for the mean over "
+    "classes, by what the last doubling brought and what doublings usually bring. A single class may gain more or "
+    "less; where it cannot be told, nothing is said."
 )
 
 Pictures = Mapping[str, Pixels]  # photos at hand, by digest
