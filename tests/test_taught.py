@@ -1,6 +1,7 @@
 """Models with closed forms: the same in any order, as if what is forgotten had never been there, version by version."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,14 +23,17 @@ import edbl
 from edbl import store as entries
 from edbl.app import bundle as store
 from edbl.app import photos
+from edbl.app.at_once import AtOnce, Given
 from edbl.app.edit import forget, forget_photos, merge
 from edbl.app.exact import Exact, LeftOut, answers, digests_of, ids_of
-from edbl.app.joining import join
+from edbl.app.joining import join, take_in
 from edbl.app.opening import load
+from edbl.app.versions import prune, undo
 from edbl.errors import EdblError
 from edbl.nets import kept, pretrained
 from edbl.nets.closed import Classes
 from edbl.nets.pooled import Pooled
+from edbl.nets.pretrained import CPU
 from edbl.nets.sure import threshold
 from tests.conftest import Cli
 from tests.photos import write_digits
@@ -696,3 +700,86 @@ def stopped(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], write: 
         patch.setattr(store, "discard", lambda folder, own=store.discard: False if dead else own(folder))
         with suppress(Killed):
             work()
+
+
+def given(place: Path) -> list[Given]:
+    """Return the photos of folders as a server teaches them."""
+    found = []
+    for path in sorted(place.rglob("*.png")):
+        pixels = pixels_of(path)
+        x = torch.from_numpy(pixels[None].copy())
+        features = StandIn().views(x, 0, Generator(), lambda done: None, CPU, "torch", None)[0, 0]
+        found.append(Given(photos.digest(pixels), path.parent.name, path.name, features))
+    return found
+
+
+Work = Callable[[Path], object]
+
+
+@pytest.mark.parametrize("what", ["undo", "join", "take in", "teach"])
+def test_killed_at_any_write_other_changes_are_not_there_or_whole(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    learn(cli, model, folders[0], *OPTIONS)
+    learn(cli, model, folders[1], "--yes")
+    learn(cli, other, folders[2], *OPTIONS, "--yes")
+    work: Work = {
+        "undo": undo,
+        "join": lambda folder: join(folder / "joined", [model, other]),
+        "take in": lambda folder: take_in(folder, other),
+        "teach": lambda folder: AtOnce(folder).teach(given(folders[2]), yes=True),
+    }[what]
+    inner, old = ("joined" if what == "join" else ""), probabilities(model)[0]
+    whole = Path(shutil.copytree(model, tmp_path / "whole"))
+    names = writes(monkeypatch, partial(work, whole))
+    commit = names.index(store.MODEL) + 1
+    for write in range(1, len(names) + 2):
+        copy = Path(shutil.copytree(model, tmp_path / f"{write}"))
+        stopped(monkeypatch, partial(work, copy), write)
+        if write > commit or what != "join":
+            wanted = old if write <= commit else probabilities(whole / inner)[0]
+            assert torch.equal(probabilities(copy / inner)[0], wanted), names
+        if write <= commit:
+            work(copy)
+            assert same(copy / inner, whole / inner)
+        assert cli("info", copy / inner).code == 0
+        assert referenced(copy / inner)
+        assert not (copy / inner / store.WRITING).exists()
+
+
+def test_killed_while_it_prunes_the_next_command_removes_the_rest(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, folders[0], *OPTIONS)
+    learn(cli, model, folders[1], "--yes")
+    assert cli("forget", model, "digit 1").code == 0
+    whole, unlink = Path(shutil.copytree(model, tmp_path / "whole")), os.unlink
+    gone: list[str] = []
+
+    def counted(path: Any, *, dir_fd: int | None = None, last: int = 10**6) -> None:
+        if len(gone) == last:
+            raise Killed
+        gone.append(str(path))
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", counted)
+        patch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, counted})
+        prune(whole)
+    number = len(gone)
+    assert number > 5
+    for last in range(number):
+        copy = Path(shutil.copytree(model, tmp_path / f"{last}"))
+        gone.clear()
+        with monkeypatch.context() as patch, suppress(Killed):
+            killed = partial(counted, last=last)
+            patch.setattr(os, "unlink", killed)
+            patch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, killed})
+            prune(copy)
+        assert same(copy, whole)
+        assert cli("prune", copy).code == 0
+        assert referenced(copy)
+        assert not (copy / store.WRITING).exists()
+        assert cli("undo", copy).code == 2

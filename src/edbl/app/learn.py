@@ -168,7 +168,13 @@ def _finish(folder: Path, found: Bundle, begun: Begun) -> None:
     except EdblError:
         pictures = {}
     page.write(folder, found, pictures=pictures)
+    _remember(folder, found, begun)
     disk.discard(folder)
+
+
+def _remember(folder: Path, bundle: Bundle, begun: Begun) -> None:
+    known = {digest for one in bundle.classes for digest in begin.had(one)}
+    places.remember(folder, dict(zip(begun.digests, begun.files, strict=True)), known)
 
 
 def _base(folder: Path, found: Bundle | None, start: int | None) -> Contents | None:
@@ -232,9 +238,8 @@ class Increment(ABC):
     def commit(self, learnt: Contents) -> Bundle:
         """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
-        begun, known = self.begun, {digest for one in learnt.bundle.classes for digest in begin.had(one)}
-        places.remember(self.folder, dict(zip(begun.digests, begun.files, strict=True)), known)
         page.write(self.folder, learnt.bundle, self.left, begin.pictures(self.begun, self.pixels))
+        _remember(self.folder, learnt.bundle, self.begun)
         disk.discard(self.folder)
         return learnt.bundle
 

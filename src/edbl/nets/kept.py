@@ -171,9 +171,10 @@ class Kept:
 
     def _within(self, features: Tensor, labels: Tensor) -> Tensor:
         """Tell which samples may be kept, ``[n]``: of a class of many those below the last of what is kept of it."""
-        stay, numbers, own = torch.ones_like(labels, dtype=torch.bool), _odd(features), _odd(self.features)
+        stay = torch.ones_like(labels, dtype=torch.bool)
         for label in self.summed[torch.isin(self.summed, labels)].tolist():
-            stay &= (labels != label) | (numbers < _last(own[self.labels == label]))
+            last = _last(_odd(self.features[self.labels == label]))
+            stay &= (labels != label) | (_odd(features) < last)
         return stay
 
     def drop(self, features: Tensor, labels: Tensor, ids: Tensor | None = None) -> "Kept":
