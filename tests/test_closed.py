@@ -349,5 +349,5 @@ def test_what_is_kept_of_a_class_of_many_does_not_grow() -> None:
     assert more.counts.tolist() == [1051, 1000]
     few = more.judges()[1]
     assert torch.bincount(few).tolist() == [250, 250]
-    assert torch.bincount(more.labels[more.judging()]).tolist() == [500, 1000]
+    assert torch.bincount(more.labels[more.judging]).tolist() == [500, 1000]
     assert len(keep(*samples([30] * 100), Discriminant).judges()[1]) == 2000

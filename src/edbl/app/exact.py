@@ -213,7 +213,7 @@ class Exact:
             return self._pooled(self.kept, fresh) if isinstance(self.kept, Pooled) else self._solved(self.kept)
 
     def _solved(self, kept: Kept) -> tuple[Answers, LeftOut]:
-        chosen, judging = kept.choosing(), kept.judging()
+        chosen, judging = kept.choosing, kept.judging
         answers, left_out = self._answers(*kept.samples(chosen), digests_of(kept.ids[chosen]))
         if not torch.equal(chosen, judging):
             left_out = self._left_out(*kept.samples(judging), digests_of(kept.ids[judging]))
@@ -261,9 +261,10 @@ class Exact:
         self.factor, classes = found.factor, self.kept.classes
         own = [digest for digest, judged in zip(digests, found.judged.tolist(), strict=True) if judged]
         x, y = x[found.judged], y[found.judged]
-        sure = Sure.of(self.form.confidence, found, classes, x, y)
+        near = nearness(classes, x, y)
+        sure = Sure.of(self.form.confidence, found, classes.means, x, y, near)
         answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
-        return answers, LeftOut(found.left_out, y, own, nearness(classes, x, y))
+        return answers, LeftOut(found.left_out, y, own, near)
 
     def tensors(self, answers: Answers) -> dict[str, Tensor]:
         """Return what is to be saved with the model itself."""

@@ -66,7 +66,7 @@ def left(exact: Exact, answers: Answers, told: LeftOut) -> Left | None:
     """Return the photos that a model has left out as it was solved; None where it keeps none, or could leave none."""
     if not isinstance(exact.kept, Kept) or exact.found is None or len(exact.names) < 2 or not len(told.labels):
         return None
-    kept, judging = exact.kept, exact.kept.judging()
+    kept, judging = exact.kept, exact.kept.judging
     x, y = kept.samples(judging)
     return Left(x[kept.counts[y] > 1], told, exact.found, kept, answers)
 

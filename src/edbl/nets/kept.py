@@ -5,6 +5,7 @@ Nothing here hangs on the order of samples, or on how they were split into updat
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -128,19 +129,21 @@ class Kept:
 
         They are the same however a class came to be, and whatever of it was dropped, as long as none is `worn`.
         """
-        return self.samples(self.choosing())
+        return self.samples(self.choosing)
 
     def samples(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Return samples and their labels."""
         return self.vectors(self.features[chosen].double()), self.labels[chosen]
 
+    @cached_property
     def choosing(self) -> Tensor:
         """Tell by which samples a classifier is chosen, ``[n]``."""
         return self._shared(min(self._most, MANY // CHOOSING))
 
+    @cached_property
     def judging(self) -> Tensor:
         """Tell which samples are left out one by one, ``[n]``: those of `choosing`, and more of few classes."""
-        return self._shared(self._most)
+        return self._shared(self._most) if self._most > MANY // CHOOSING else self.choosing
 
     def _shared(self, most: int) -> Tensor:
         return self._first(torch.bincount(self.labels, minlength=len(self.counts)) > most, most)

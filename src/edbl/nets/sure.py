@@ -23,12 +23,17 @@ class Sure(NamedTuple):
     judged: Tensor  # [n], the sureness of each of these samples, ascending
 
     @classmethod
-    def of(cls, confidence: Callable[[Tensor], Tensor], found: Closed, classes: Classes, x: Tensor, y: Tensor) -> Self:
-        """Measure by samples ``x`` of classes ``y``, all of which ``found`` has left out one by one."""
-        means = F.normalize(classes.means)
+    def of(
+        cls, confidence: Callable[[Tensor], Tensor], found: Closed, means: Tensor, x: Tensor, y: Tensor, near: Tensor
+    ) -> Self:
+        """Measure by samples ``x`` of classes ``y``, all of which ``found`` has left out one by one.
+
+        ``near`` is their `nearness`; ``means`` are those of the classes.
+        """
+        means = F.normalize(means)
         if not len(y):
             return cls(means, means.new_zeros(2), means.new_ones(2), means.new_zeros(0))
-        cosines = (F.normalize(x) @ means.T).scatter(1, y.unsqueeze(1), nearness(classes, x, y).unsqueeze(1))
+        cosines = (F.normalize(x) @ means.T).scatter(1, y.unsqueeze(1), near.unsqueeze(1))
         both = torch.stack([confidence(found.left_out), cosines.amax(1)], 1)
         spread = both.std(0, correction=0)
         spread = spread.where(spread > 1e-9, 1)
