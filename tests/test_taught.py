@@ -620,7 +620,7 @@ def test_many_images_are_computed_together_and_files_once(
 
     monkeypatch.setattr(StandIn, "views", counted)
     pixels = pixels_of(files[9]).transpose(1, 2, 0)
-    mixed = [*files[:6], Image.open(files[7]), Image.open(files[8]), *files[10:12]]
+    mixed: list[Any] = [*files[:6], Image.open(files[7]), Image.open(files[8]), *files[10:12]]
     found = model.predict(mixed)
     assert sizes == [6, 2, 2]
     assert [str(one.path) for one in found] == [*map(str, files[:6]), "6", "7", *map(str, files[10:12])]
