@@ -1,5 +1,6 @@
 """Honest answers: what leaving photos out tells, against refits without them, and the page that says it."""
 
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -237,6 +238,11 @@ def test_mistakes_of_earlier_photos_are_shown_where_they_are_still_there(
     assert cli("report", model).code == 0
     text = (model / "report.html").read_text()
     assert 0 < text.count("data:image/jpeg") < mistakes
+    (noted,) = (Path(os.environ["EDBL_CACHE"]) / "places").glob("*.json")
+    assert "digit 0" in noted.read_text()
+    assert cli("forget", model, "digit 0").code == cli("prune", model).code == 0
+    assert "digit 0" not in noted.read_text()
+    assert "digit 8" in noted.read_text()
     assert "not at hand" in text
     monkeypatch.setenv("EDBL_CACHE_MB", "0")
     assert cli("report", model).code == 0
