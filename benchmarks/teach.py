@@ -40,6 +40,7 @@ from edbl.nets.closed import rooted
 
 # Of each class: photos to learn from, of which a seed draws some, and photos to measure with.
 SETS = {"fashion-mnist": (300, 100), "cifar10": (300, 100), "cifar100": (100, 20)}
+TITLES = {"fashion-mnist": "Fashion", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 UNEQUAL = "10 to 100"  # photos of a class: as many classes have 10 to 20 as have 50 to 100
 PHOTOS, UPDATES, SEEDS = (10, 30, 100, UNEQUAL), (2, 5, 10), (0, 1, 2)
 CLOSED = ("lda", "ridge")  # the same however photos are split into updates, so one is enough: tests/test_estimator.py
@@ -166,16 +167,28 @@ def cell(lines: Sequence[Line], name: str, photos: Photos, method: str, updates:
     found = [one["accuracy"] for one in lines if tuple(one[key] for key in KEYS if key != "seed") == wanted]
     if len(found) < 2:
         return "-"
-    return f"{mean(found):.1f} ± {stdev(found):.1f}{'' if len(found) == len(SEEDS) else '*'}"
+    return f"{mean(found):.1f}±{stdev(found):.1f}{'' if len(found) == len(SEEDS) else '*'}"
 
 
 def table(lines: Sequence[Line]) -> str:
     """Return the table of all results."""
-    heads = ["data", "photos", "`lda`", "`ridge`", *(f"`edbl`, {n} updates" for n in UPDATES), f"`{LEARN}`", *ONCE]
+    columns = [*product(CLOSED, (1,)), *product(("edbl",), UPDATES), (LEARN, 5), *product(reversed(ONCE), (1,))]
+    heads = [
+        "data, photos",
+        "`lda`",
+        "`ridge`",
+        "`edbl`: 2",
+        "5",
+        "10 updates",
+        "`edbl learn`",
+        "regression",
+        "k nearest",
+        "means",
+    ]
     rows = [heads, ["---"] * len(heads)]
-    columns = [*product(CLOSED, (1,)), *product(("edbl",), UPDATES), (LEARN, 5), *product(ONCE, (1,))]
     for name, photos in product(SETS, PHOTOS):
-        rows.append([name, str(photos), *(cell(lines, name, photos, *column) for column in columns)])
+        head = f"{TITLES[name]}, {photos}" if photos == PHOTOS[0] else str(photos)
+        rows.append([head, *(cell(lines, name, photos, *column) for column in columns)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

@@ -11,16 +11,23 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEACH: dict[str, Any] = runpy.run_path(str(ROOT / "benchmarks" / "teach.py"))
-LINES: list[dict[str, Any]] = [json.loads(line) for line in (ROOT / "results" / "teach.jsonl").read_text().splitlines()]
 Row = tuple[str, int | str]
+Lines = list[dict[str, Any]]
+
+
+def read(name: str) -> Lines:
+    return [json.loads(line) for line in (ROOT / "results" / name).read_text().splitlines()]
+
+
+LINES, LITE2 = read("teach.jsonl"), read("teach-lite2.jsonl")
 EQUAL, UNEQUAL = [10, 30, 100], [TEACH["UNEQUAL"]]
 REGRESSION = "logistic regression"
 
 
-def means(method: str, updates: int = 1) -> dict[Row, float]:
+def means(method: str, updates: int = 1, lines: Lines = LINES) -> dict[Row, float]:
     """Return the mean accuracy of a column by row, where all draws are there."""
     found: dict[Row, list[float]] = {}
-    for line in LINES:
+    for line in lines:
         if (line["method"], line["updates"]) == (method, updates):
             found.setdefault((line["data"], line["photos"]), []).append(line["accuracy"])
     return {row: fmean(values) for row, values in found.items() if len(values) == 3}
@@ -30,6 +37,13 @@ def ahead(one: dict[Row, float], other: dict[Row, float], photos: Sequence[int |
     """Return by how much a column is ahead of another at least and at most."""
     found = [one[row] - other[row] for row in one.keys() & other.keys() if row[1] in photos]
     return [min(found), max(found)]
+
+
+def of_lite2() -> list[float]:
+    """Return what `lda` has on CIFAR-10 by the larger network, each beside what it has by the smaller one."""
+    larger, smaller = means("lda", lines=LITE2), means("lda")
+    assert {row[0] for row in larger} == {"cifar10"}
+    return [part[row] for row in larger for part in (larger, smaller)]
 
 
 def over_rows() -> list[float]:
@@ -59,6 +73,11 @@ SENTENCES: list[tuple[str, Callable[[], list[float]]]] = [
     (
         "`edbl learn` ended {:+.1f} to {:+.1f} points from the same method with all photos",
         lambda: ahead(means("edbl learn", 5), means("edbl", 5), EQUAL),
+    ),
+    (
+        "{:.1f}% with 10 photos of each class of CIFAR-10 ({:.1f}% with `efficientnet-lite0`), {:.1f}% ({:.1f}%) "
+        "with 30, {:.1f}% ({:.1f}%) with 100 and {:.1f}% ({:.1f}%) with 10 to 100",
+        of_lite2,
     ),
 ]
 
