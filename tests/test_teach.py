@@ -79,6 +79,10 @@ SENTENCES: list[tuple[str, Callable[[], list[float]]]] = [
         "with 30, {:.1f}% ({:.1f}%) with 100 and {:.1f}% ({:.1f}%) with 10 to 100",
         of_lite2,
     ),
+    (
+        "With 100 photos of each of 100 classes `edbl` in two updates is {:.1f} points ahead of `lda`",
+        lambda: [means("edbl", 2)["cifar100", 100] - means("lda")["cifar100", 100]],
+    ),
 ]
 
 
