@@ -114,22 +114,37 @@ def test_leaving_several_samples_of_a_class_out_equals_a_fit_without_them(gone: 
     x = vectors(features.double())
     classes = of(features, y, Discriminant)
     form = Discriminant(classes, x, y)
-    found = form.without(0, (x[:gone] - classes.means[0]) @ form.axes, shrinkage)
+    found = form.without(0, x[:5], torch.arange(5) < gone, shrinkage)
     ridge = shrinkage * float(classes.scatter.trace()) / (len(x) - 3) / WIDTH
     groups = [group for group in (x[gone:5], x[5:8], x[8:]) if len(group)]
     rows = [literal_discriminant(one, groups, shrinkage, ridge) for one in x[:gone]]
     wanted = torch.tensor(rows, dtype=torch.float64)
     found = found[:, -len(groups) :]
-    assert (gone < 5) == bool(form.without(0, form.x[:gone], shrinkage)[:, 0].isfinite().all())
+    assert (gone < 5) == bool(form.without(0, x[:5], torch.arange(5) < gone, shrinkage)[:, 0].isfinite().all())
     torch.testing.assert_close(found - found[:, :1], wanted - wanted[:, :1], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("gone", [1, 2, 4, 5])
+@pytest.mark.parametrize("shrinkage", [0.01, 0.6])
+def test_leaving_several_samples_of_a_class_out_of_ridge_equals_a_fit_without_them(gone: int, shrinkage: float) -> None:
+    features, y = samples([5, 3, 6])
+    x = vectors(features.double())
+    form = Ridge(of(features, y, Ridge), x, y)
+    found = form.without(0, x[:5], torch.arange(5) < gone, shrinkage)
+    left = y[gone:] - int(gone == 5)
+    fit = Ridge(of(features[gone:], left, Ridge), x[gone:], left)
+    fit.mean_value = form.mean_value  # which is not estimated again
+    weight, bias = fit.solve(shrinkage)
+    assert (gone < 5) == bool(found[:, 0].isfinite().all())
+    torch.testing.assert_close(found[:, -len(bias) :], x[:gone] @ weight.T + bias, rtol=1e-5, atol=1e-6)
 
 
 def test_where_nothing_scatters_the_nearest_of_the_other_means_are_left() -> None:
     x = torch.eye(3).double().repeat_interleave(2, 0)
     classes = Classes(torch.full((3,), 2.0).double(), torch.eye(3).double(), torch.zeros(3, 3).double())
     form = Discriminant(classes, x, torch.arange(3).repeat_interleave(2))
-    assert form.without(1, form.x[2:3], 0.5)[0].argmax() == 1
-    lonely = form.without(1, form.x[2:4], 0.5)
+    assert form.without(1, x[2:4], torch.tensor([True, False]), 0.5)[0].argmax() == 1
+    lonely = form.without(1, x[2:4], torch.tensor([True, True]), 0.5)
     torch.testing.assert_close(lonely[:, 0], lonely[:, 2])
     assert lonely[:, 1].isneginf().all()
 

@@ -18,7 +18,7 @@ from edbl.app.exact import Exact
 from edbl.app.honest import Left
 from edbl.metrics import interval
 from edbl.nets import kept
-from edbl.nets.closed import Discriminant, rooted
+from edbl.nets.closed import Discriminant, Ridge, rooted
 from edbl.report.model import Model, Odd, Photo, Row, html, told
 from tests.conftest import Cli
 from tests.photos import SHORT, write_digits
@@ -51,7 +51,8 @@ def test_a_class_that_is_left_out_is_told_from_the_others_as_by_a_model_without_
     found = left.without(1, rows)
     others = left.kept.forget(1)
     form = Discriminant(others.classes, x[:0].double(), left.y[:0])
-    form.mean_value = left.form.mean_value if left.form else 0.0  # which is not estimated again
+    assert isinstance(left.found.form, Discriminant)
+    form.mean_value = left.found.form.mean_value  # which is not estimated again
     weight, bias = form.solve(left.found.shrinkage)
     wanted = left.found.factor * (rooted(x[rows].half().double(), unit=True) @ weight.T + bias)
     found = found[:, [0, 2]]
@@ -69,11 +70,31 @@ def test_more_missed_strangers_are_the_price_of_fewer_false_alarms() -> None:
     assert far[2].missed < found[2].missed
 
 
-def test_two_classes_or_ridge_tell_nothing_of_unknown_ones() -> None:
+def test_two_classes_tell_nothing_of_unknown_ones() -> None:
     assert honest.unknowns(solved(*samples([9, 9], 1))) == []
-    ridge = solved(*samples([9, 9, 9], 1), "ridge")
-    assert honest.unknowns(ridge) == []
-    assert honest.needs(ridge) == []
+
+
+def test_ridge_tells_the_same_of_unknown_ones_as_a_model_without_them() -> None:
+    x, names = samples([9, 8, 9, 7], 1)
+    left = solved(x, names, "ridge")
+    rows = (left.y == 2).nonzero().squeeze(1)
+    others = left.kept.forget(2)
+    form = Ridge(others.classes, x[:0].double(), left.y[:0])
+    assert isinstance(left.found.form, Ridge)
+    form.mean_value = left.found.form.mean_value
+    weight, bias = form.solve(left.found.shrinkage)
+    wanted = left.found.factor * (rooted(x[rows].half().double(), unit=True) @ weight.T + bias)
+    torch.testing.assert_close(left.without(2, rows)[:, [0, 1, 3]], wanted, rtol=1e-6, atol=1e-8)
+    found = honest.unknowns(left)
+    assert [one.alarms for one in found] == list(honest.ALARMS)
+    missed = [one.missed for one in found]
+    assert missed == sorted(missed, reverse=True)
+    far = honest.unknowns(solved(*samples([20, 20, 20, 20], 12), "ridge"))
+    close = honest.unknowns(solved(*samples([20, 20, 20, 20], 1), "ridge"))
+    assert far[2].missed < close[2].missed
+    quarter, half, whole = honest._mistakes(near := solved(*samples([8, 8, 8], 0.7), "ridge"), 1)
+    assert whole == pytest.approx(float(near.wrong[near.y == 1].mean()))
+    assert {round(24 * quarter, 6) % 1, round(8 * half, 6) % 1} == {0}
 
 
 def test_wrong_labels_are_found_and_right_ones_are_not() -> None:

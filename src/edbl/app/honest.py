@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edbl.app.exact import Answers, Exact, LeftOut
 from edbl.metrics import Z
-from edbl.nets.closed import Closed, Discriminant
+from edbl.nets.closed import Closed
 from edbl.nets.kept import Kept
 from edbl.nets.sure import threshold
 
@@ -50,16 +50,15 @@ class Left:
         """Whether all others say another class, ``[n]``."""
         return (self.told.scores.argmax(1) != self.y).double()
 
-    @property
-    def form(self) -> Discriminant | None:
-        """What tells of parts of classes that are left out; of the forms only the discriminant does."""
-        return self.found.form if isinstance(self.found.form, Discriminant) else None
-
     def without(self, label: int, gone: Tensor) -> Tensor:
-        """Return what all others say of some photos of a class, whose rows are ``gone``: logits, ``[n, classes]``."""
-        assert self.form is not None
-        away = (self.x[gone] - self.kept.means[label]) @ self.form.axes
-        return self.found.factor * self.form.without(label, away, self.found.shrinkage)
+        """Return what all others say of some photos of a class, all of which were left out: logits, ``[n, classes]``.
+
+        Their rows are ``gone``, in order.
+        """
+        own = (self.y == label).nonzero().squeeze(1)
+        return self.found.factor * self.found.form.without(
+            label, self.x[own], torch.isin(own, gone), self.found.shrinkage
+        )
 
 
 def left(exact: Exact, answers: Answers, told: LeftOut) -> Left | None:
@@ -125,8 +124,6 @@ def needs(left: Left) -> list[Need]:
     that are left out are asked. It is the mean over classes, above all of those with about as many photos: a single
     class's curve is noise, and told nothing of what its further photos brought where that was measured.
     """
-    if left.form is None:
-        return []
     kept, wrong = left.kept, left.wrong
     mine = torch.bincount(left.y, minlength=len(kept.counts))
     labels = ((mine == kept.counts) & (mine >= FEWEST) & (mine <= MOST)).nonzero().squeeze(1)
@@ -186,7 +183,7 @@ class Unknown(NamedTuple):
 def unknowns(left: Left, alarms: Sequence[float] = ALARMS) -> list[Unknown]:
     """Return how many photos of unknown classes pass for known: each class is unknown once."""
     kept, sure = left.kept, left.answers.sure
-    if left.form is None or len(kept.counts) < 3:
+    if len(kept.counts) < 3:
         return []
     strange: dict[int, Tensor] = {}
     for label in left.y.unique().tolist():
@@ -194,7 +191,8 @@ def unknowns(left: Left, alarms: Sequence[float] = ALARMS) -> list[Unknown]:
         if len(rows) < int(kept.counts[label]):
             continue  # the others would stay
         others = torch.arange(len(kept.counts)) != label
-        confidence = left.answers.confidence(left.without(label, rows)[:, others])
+        logits = left.without(label, rows)[:, others]
+        confidence = left.answers.confidence(logits - logits.mean(1, keepdim=True))
         strange[label] = sure._replace(means=sure.means[others])(confidence, left.x[rows])
     found = []
     for share in alarms if strange else ():

@@ -24,10 +24,6 @@ LEFT_OUT = "Each photo was asked of a model that had learnt all others: none was
 HELD_OUT = "Measured with photos that were held out: none of them was learnt."
 NOTHING = "The model keeps nothing of photos, so none can be left out to measure with."
 SOME = "Of classes with many photos some were left out, chosen by chance."
-RIDGE = (
-    "Of ridge nothing is said of more photos or of unknown classes: it weighs classes alike, so without some photos of "
-    "a class all others of it weigh more, and each part would have to be solved for anew. lda tells both."
-)
 NEEDS = (
     "What twice the photos of a class would bring it, in points, with the 95% interval: foretold for the mean over "
     "classes, by what the last doubling brought and what doublings usually bring. A single class may gain more or "
@@ -85,8 +81,7 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
         (f"{one.alarms:.0%}", f"{one.missed:.0%}", f"{names[one.worst]} ({one.worst_missed:.0%})")
         for one in honest.unknowns(left)
     ]
-    said = (LEFT_OUT, SOME if len(asked) < bundle.images else "", "" if left.form else RIDGE)
-    how = " ".join(part for part in said if part)
+    how = LEFT_OUT if len(asked) == bundle.images else f"{LEFT_OUT} {SOME}"
     return _made(folder, bundle, asked, how, odd, more, unknown)
 
 

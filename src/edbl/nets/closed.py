@@ -56,6 +56,9 @@ class Form(Protocol):
     def left_out(self, shrinkage: float) -> Tensor:
         """Return the scores that each of some samples has by the others, ``[n, classes]``."""
 
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
+        """Return the scores that those ``gone`` of all samples of a class have by all others, ``[n, classes]``."""
+
 
 Fit = tuple[float, float, float]  # loss, factor and shrinkage
 
@@ -148,18 +151,19 @@ class Discriminant:
         others = self.counts.expand_as(square).scatter(1, own, (number - 1).unsqueeze(1))
         return trace.unsqueeze(1) / (2 * others) - square / 2
 
-    def without(self, label: int, gone: Tensor, shrinkage: float) -> Tensor:
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
         """Return the scores, ``[n, classes]``, that some samples of a class have by all others.
 
-        ``gone`` are they less their class's mean, along ``axes``: some of the class, or all, whose score is then
-        endlessly low. As `left_out`, it takes away what they add to the covariance, at once: a matrix of rank n.
+        ``x`` are all samples of the class, ``gone`` tells which of them go: some, or all, whose score is then endlessly
+        low. As `left_out`, it takes away what they add to the covariance, at once: a matrix of rank n.
         """
+        gone = (x[gone] - self.centres[label]) @ self.axes
         number, total = len(gone), gone.sum(0)
         left = float(self.counts[label]) - number
         free = max(self.free - number + (left < 1), 1)
         inverse, lost = self._inverse(shrinkage, free), (1 - shrinkage) / free * self.scatters
         means, counts = self.means.clone(), self.counts.clone()
-        x, u = gone + means[label], gone
+        asked, u = gone + means[label], gone
         if left >= 1:
             means[label] -= total / left
             u = gone + (math.sqrt(1 + number / left) - 1) / number * total  # u' u: what goes from the scatter
@@ -167,8 +171,8 @@ class Discriminant:
         du = u * inverse
         gram = du @ u.T
         core: Tensor = torch.linalg.inv(torch.eye(number).to(gram) - lost * gram)
-        of_x, of_means = x @ du.T, means @ du.T
-        product = (x * inverse) @ means.T + lost * of_x @ core @ of_means.T
+        of_x, of_means = asked @ du.T, means @ du.T
+        product = (asked * inverse) @ means.T + lost * of_x @ core @ of_means.T
         square = (means.square() * inverse).sum(1) + lost * (of_means @ core * of_means).sum(1)
         trace = inverse @ self.values - gram.trace() + lost * (core * ((du * self.values) @ du.T - gram @ gram)).sum()
         scores: Tensor = product - square / 2 + trace / free / (2 * counts)
@@ -197,6 +201,7 @@ class Ridge:
         self.values, self.axes = _eigen(classes.scatter + away.T @ away, _span(classes, x, y))
         self.mean_value = self.values.sum() / len(classes.scatter)
         self.centre, self.means, self.counts = centre, away @ self.axes, classes.counts
+        self.centres = classes.means
         self._ask(x, y)
 
     def _ask(self, x: Tensor, y: Tensor) -> None:
@@ -226,6 +231,31 @@ class Ridge:
         leverage = self.share * (1 / classes + self.squares @ inverse)
         truth = F.one_hot(self.y, classes).to(fitted.dtype)
         return truth - (truth - fitted) / (1 - leverage).unsqueeze(1)
+
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
+        """Return the scores, ``[n, classes]``, that some samples of a class have by all others.
+
+        ``x`` are all samples of the class, ``gone`` tells which of them go: some, or all, whose score is then endlessly
+        low. Seen from the centre as it is, the samples of the class get other weights and the centre moves: a change of
+        rank n + 1. The penalty is not estimated again.
+        """
+        classes, left = len(self.means), int((~gone).sum())
+        means, others = self.centres.clone(), torch.arange(classes) != label
+        means[label] = x[~gone].mean(0) if left else 0
+        kept = classes if left else classes - 1
+        centre = (means if left else means[others]).mean(0)
+        changed = (torch.cat([x, centre.unsqueeze(0)]) - self.centre) @ self.axes
+        share = torch.where(gone, 0.0, 1 / max(left, 1)) - 1 / len(x)
+        weights = torch.cat([share.to(x), torch.tensor([-kept]).to(x)]).unsqueeze(1)
+        inverse = self._inverse(shrinkage)
+        to_changed = changed * inverse
+        core = torch.linalg.solve(torch.eye(len(changed)).to(x) + weights * (to_changed @ changed.T), weights * changed)
+        asked, towards = (x[gone] - centre) @ self.axes * inverse, (means - centre) @ self.axes
+        product = asked @ towards.T - (asked @ changed.T) @ (core * inverse) @ towards.T
+        scores: Tensor = product + 1 / kept
+        if not left:
+            scores[:, label] = -math.inf
+        return scores
 
 
 def _span(classes: Classes, x: Tensor, y: Tensor) -> Tensor | None:
