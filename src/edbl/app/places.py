@@ -33,7 +33,7 @@ def remember(model: Path, files: Mapping[str, str], known: Collection[str]) -> N
 
 def pictures(model: Path, digests: Sequence[str], size: int) -> dict[str, Pixels]:
     """Return the photos that are still where they were."""
-    entry = _entry(model)
+    entry = _entry(model) if digests else None
     noted = _noted(entry) if entry else {}
     files = [Path(noted[digest]) for digest in digests if digest in noted]
     read = in_threads(lambda path: photos.read(path, size).pixels if path.is_file() else None, files, "reading images")
