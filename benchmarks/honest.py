@@ -1,18 +1,22 @@
 """How true what closed forms say of themselves is, and how long an update takes: the numbers of docs/models.md.
 
     python benchmarks/honest.py answers --data-dir DATA
+    python benchmarks/honest.py needs --data-dir DATA
     python benchmarks/honest.py times --data-dir DATA
 
 `answers` learns 40 classes of CIFAR-100 that come in eights of five alike (people, trees, flowers ...) from 10 or 30
 photos each, and asks the rest of the first 300 training images of each class: calibration, unknown classes, labels that
-are wrong. Features are those of benchmarks/teach.py, kept in the same cache. `times` makes a model of 100 classes with
-100 photos each, whose features are of 32 pixels to be quick, and times updates after the features are there.
+are wrong. Features are those of benchmarks/teach.py, kept in the same cache. `needs` compares what more photos were
+said to bring with what they bring, on the draws by which that rule was chosen and on others. `times` makes a model of
+100 classes with 100 photos each, whose features are of 32 pixels to be quick, and times updates after the features are
+there.
 """
 
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +35,7 @@ from edbl.app.photos import Photo
 from edbl.app.settings import Request
 from edbl.data import datasets
 from edbl.engine.progress import Progress
-from edbl.metrics import calibration_error
+from edbl.metrics import Z, calibration_error
 from edbl.nets import pretrained
 from edbl.nets.sure import threshold
 
@@ -44,6 +48,12 @@ ALIKE = (
 STRANGE, WRONG = 8, 0.025  # classes that are left out, share of labels that are made wrong
 ASKED, EACH = 300, 100  # photos of a class
 SEEDS = (0, 1, 2)
+# Of each data set: classes, photos of each that are doubled, and how many of each there are to learn and ask.
+DOUBLED = {
+    "cifar10": (range(10), (8, 16, 32, 64), 300),
+    "fashion-mnist": (range(10), (8, 16, 32, 64), 300),
+    "cifar100": (range(0, 100, 7), (8, 16, 32), 100),  # by which nothing was chosen
+}
 Score = dict[str, Tensor]
 
 
@@ -106,7 +116,7 @@ def answered(method: str, photos: int, seed: int, x: Tensor, y: Tensor) -> Itera
     for row in wrong:
         names[row] = draw.choice([name for name in ALIKE if name != names[row]])
     _, _, left = solved(method, x[learnt], names)
-    rows = {int(left.told.digests[one.row], 16) for one in honest.suspects(left)}
+    rows = {int(one.digest, 16) for one in honest.suspects(left)}
     yield "photos named, of all with their own label, %", 100 * len(rows - {*wrong}) / (len(names) - len(wrong))
     yield "wrong labels named, %", 100 * len(rows & {*wrong}) / len(wrong)
 
@@ -135,6 +145,42 @@ def answers(data_dir: Path) -> None:
                 digits = 3 if "calibration" in name else 1
                 told = ", ".join(f"{value:.{digits}f}" for value in values)
                 print(f"{method}, {photos} photos: {name}: {np.mean(values):.{digits}f} ({told})", flush=True)
+
+
+def needs(data_dir: Path) -> None:
+    """Print what more photos were said to bring and what they brought: the mean over classes of points of accuracy."""
+    network = pretrained.find(pretrained.LITE0)
+    for name, (classes, counts, each) in DOUBLED.items():
+        images = chosen(datasets.load(name, data_dir).train, each)
+        x = torch.from_numpy(np.square(features(images, network, network.image_size, name))).half()
+        inside = []
+        for photos, seed in product(counts, SEEDS):
+            (points, low, high), brought = _doubled(x, images.y.numpy(), classes, photos, 2 * max(counts), seed)
+            inside.append(low <= brought <= high)
+            told = f"said {points:.1f} ({low:.1f} to {high:.1f}) points, brought {brought:.1f}"
+            print(f"{name}, {photos} photos, draw {seed}: {told}", flush=True)
+        print(f"{name}: {sum(inside)} of {len(inside)} within the interval")
+
+
+def _doubled(
+    x: Tensor, y: np.ndarray, classes: Sequence[int], photos: int, learnt: int, seed: int
+) -> tuple[tuple[float, float, float], float]:
+    """Return what twice the photos of a class were said to bring, and what they brought, on all but ``learnt`` ones."""
+    draw = np.random.RandomState(seed)
+    rows = {k: draw.permutation(np.flatnonzero(y == k)) for k in classes}
+    base = np.concatenate([rows[k][:photos] for k in classes])
+    test = np.concatenate([rows[k][learnt:] for k in classes])
+
+    def rates(of: np.ndarray) -> tuple[honest.Left, dict[int, float]]:
+        made, answers, left = solved("lda", x[of], [str(k) for k in y[of]])
+        hits = np.array([int(made.names[k]) for k in answers(x[test])[0].argmax(1)]) == y[test]
+        return left, {k: 100 * float(hits[y[test] == k].mean()) for k in classes}
+
+    left, before = rates(base)
+    mistakes = 100 * torch.tensor([honest._mistakes(left, k) for k in range(len(classes))]).double()
+    points, error = honest.foretold(mistakes, torch.full((len(classes),), 1 / len(classes)).double())
+    brought = [rates(np.concatenate([base, rows[k][photos : 2 * photos]]))[1][k] - before[k] for k in classes]
+    return (points, points - Z * error, points + Z * error), float(np.mean(brought))
 
 
 def times(data_dir: Path) -> None:
@@ -182,11 +228,11 @@ def _update(model: Path, given: dict[str, list[np.ndarray]]) -> None:
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["answers", "times"])
+    parser.add_argument("what", choices=["answers", "needs", "times"])
     parser.add_argument("--data-dir", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    {"answers": answers, "times": times}[given.what](given.data_dir)
+    {"answers": answers, "needs": needs, "times": times}[given.what](given.data_dir)
 
 
 if __name__ == "__main__":

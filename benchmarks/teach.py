@@ -1,11 +1,12 @@
 """Classifiers of the features of a frozen network, on photos that come in updates: the table of docs/models.md.
 
-    python benchmarks/teach.py --data-dir DATA --out teach.jsonl
+    python benchmarks/teach.py --data-dir DATA
 
 Images become PNG files, are read as `edbl learn` reads photos, and pass the network once; features are kept in the
-user's cache (EDBL_CACHE). Every result is a line of the file, written when it is there; the same command goes on where
-it was stopped, and prints the table at the end. All classifiers get the same features (square roots of length 1) of the
-same photos: nothing is held out, everything is kept, and there are no changed copies.
+user's cache (EDBL_CACHE). Every result is a line of results/teach.jsonl, written when it is there; the same command
+goes on where it was stopped, and prints the table at the end. All classifiers get the same features (square roots of
+length 1) of the same photos: nothing is held out, everything is kept, and there are no changed copies. Only those of
+`edbl learn` are taught as the command does by default, which holds photos out, keeps some and learns changed copies.
 """
 
 import argparse
@@ -14,7 +15,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
@@ -29,6 +30,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 
+import edbl
 from edbl import EDBLClassifier
 from edbl.data import datasets
 from edbl.data.folder import decode
@@ -38,11 +40,20 @@ from edbl.nets.closed import rooted
 
 # Of each class: photos to learn from, of which a seed draws some, and photos to measure with.
 SETS = {"fashion-mnist": (300, 100), "cifar10": (300, 100), "cifar100": (100, 20)}
-PHOTOS, UPDATES, SEEDS = (10, 30, 100), (2, 5, 10), (0, 1, 2)
+TITLES = {"fashion-mnist": "Fashion", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+UNEQUAL = "10 to 100"  # photos of a class: as many classes have 10 to 20 as have 50 to 100
+PHOTOS, UPDATES, SEEDS = (10, 30, 100, UNEQUAL), (2, 5, 10), (0, 1, 2)
 CLOSED = ("lda", "ridge")  # the same however photos are split into updates, so one is enough: tests/test_estimator.py
 CS = (1.0, 10.0, 100.0, 1000.0)  # of logistic regression, chosen by three folds
 CHUNK = 256  # photos in memory at a time
-ONCE = ("logistic regression", "nearest means", "k nearest neighbours")  # learn from all photos together
+ONCE = ("nearest means", "k nearest neighbours", "logistic regression")  # learn from all photos together
+LEARN, LEARNT = "edbl learn", (("fashion-mnist", 10), ("fashion-mnist", 30), ("cifar10", 10), ("cifar10", 30))
+COLUMNS = (*product(CLOSED, (1,)), *product(ONCE[:2], (1,)), *product(("edbl",), UPDATES), (LEARN, 5), (ONCE[2], 1))
+KEYS = ("data", "photos", "seed", "method", "updates")
+HERE = Path(__file__).parents[1] / "results" / "teach.jsonl"
+
+Line = dict[str, Any]
+Photos = int | str
 
 Array = np.ndarray[Any, Any]
 
@@ -92,6 +103,31 @@ def logistic_regression() -> Any:
     return GridSearchCV(LogisticRegression(max_iter=300), {"C": CS}, cv=3)
 
 
+def counts(photos: Photos, classes: int, draw: np.random.RandomState) -> Array:
+    """Return how many photos each class has."""
+    if photos == UNEQUAL:
+        return draw.permutation(np.geomspace(10, 100, classes).round().astype(int))
+    return np.full(classes, int(photos))
+
+
+def learnt(images: Images, rows: Array, asked: Images, order: Array, seed: int) -> tuple[Array, list[float]]:
+    """Return what `edbl learn --method edbl` says of images, and the processor time of each of five updates."""
+    with tempfile.TemporaryDirectory() as place:
+        model, seconds = edbl.open(place), []
+        for classes in np.array_split(order, 5):
+            given = {str(k): [*_pictures(images, rows[images.y.numpy()[rows] == k])] for k in classes}
+            began = time.process_time()
+            model.learn(given, method="edbl", seed=seed, tune="head") if not seconds else model.learn(given)
+            seconds.append(time.process_time() - began)
+        found = model.predict([*_pictures(asked, np.arange(len(asked)))], top=1)
+        return np.array([int(one.best[0][0]) for one in found]), seconds
+
+
+def _pictures(images: Images, rows: Array) -> Iterator[Array]:
+    for x in images.x[torch.from_numpy(rows)].expand(-1, 3, -1, -1).permute(0, 2, 3, 1).numpy():
+        yield np.ascontiguousarray(x)
+
+
 def at_once(name: str) -> Any:
     """Return a classifier that learns from all photos together."""
     if name == "nearest means":
@@ -99,49 +135,64 @@ def at_once(name: str) -> Any:
     return logistic_regression() if name == "logistic regression" else KNeighborsClassifier(5, metric="cosine")
 
 
-def results(name: str, data: dict[str, Array], done: set[tuple[object, ...]]) -> Iterator[dict[str, object]]:
-    """Yield what is not done yet of a data set."""
+def results(name: str, data: dict[str, Any], done: set[tuple[object, ...]]) -> Iterator[Line]:
+    """Yield what is not done yet of a data set, what takes long last."""
     x, y, x_test, y_test = (data[key] for key in ("x", "y", "x_test", "y_test"))
     classes = np.unique(y)
-    for photos, seed in product((n for n in PHOTOS if n <= SETS[name][0]), SEEDS):
+    for (method, updates), photos, seed in product(COLUMNS, PHOTOS, SEEDS):
+        cell = dict(zip(KEYS, (name, photos, seed, method, updates), strict=True))
+        if tuple(cell.values()) in done or (method == LEARN and (name, photos) not in LEARNT):
+            continue
         draw = np.random.RandomState(seed)
         order = draw.permutation(classes)
-        rows = np.sort(np.concatenate([draw.permutation(np.flatnonzero(y == k))[:photos] for k in classes]))
-        for method, updates in [*product(CLOSED, (1,)), *product(("edbl",), UPDATES), *product(ONCE, (1,))]:
-            cell = {"data": name, "photos": photos, "seed": seed, "method": method, "updates": updates}
-            if tuple(cell.values()) in done:
-                continue
-            if method in ONCE:
-                began = time.process_time()
-                model = at_once(method).fit(x[rows], y[rows])
-                seconds, asked = [time.process_time() - began], x_test
-            else:
-                model, seconds = updated(method, x[rows], y[rows], order, updates, seed)
-                asked = x_test if method == "edbl" else np.square(x_test)
-            yield {**cell, "accuracy": 100 * float((model.predict(asked) == y_test).mean()), "seconds": seconds}
+        each = counts(photos, len(classes), draw)
+        drawn = [draw.permutation(np.flatnonzero(y == k))[:n] for k, n in zip(classes, each, strict=True)]
+        rows = np.sort(np.concatenate(drawn))
+        if method == LEARN:
+            said, seconds = learnt(data["images"], rows, data["images_test"], order, seed)
+        elif method in ONCE:
+            began = time.process_time()
+            one = at_once(method).fit(x[rows], y[rows])
+            seconds, said = [time.process_time() - began], one.predict(x_test)
+        else:
+            model, seconds = updated(method, x[rows], y[rows], order, updates, seed)
+            said = model.predict(x_test if method == "edbl" else np.square(x_test))
+        accuracy = round(100 * float((said == y_test).mean()), 2)
+        yield {**cell, "accuracy": accuracy, "seconds": [round(one, 3) for one in seconds]}
 
 
-def table(lines: list[dict[str, Any]]) -> str:
-    """Return the table of all results: mean and standard deviation over seeds, in percent."""
+def cell(lines: Sequence[Line], name: str, photos: Photos, method: str, updates: int) -> str:
+    """Return the mean and standard deviation over seeds, in percent, and how many seeds if they are not all."""
+    wanted = (name, photos, method, updates)
+    found = [one["accuracy"] for one in lines if tuple(one[key] for key in KEYS if key != "seed") == wanted]
+    if len(found) < 2:
+        return "-"
+    return f"{mean(found):.1f}±{stdev(found):.1f}{'' if len(found) == len(SEEDS) else '*'}"
 
-    def cell(name: str, photos: int, method: str, updates: int) -> str:
-        found = [
-            one["accuracy"]
-            for one in lines
-            if (one["data"], one["photos"], one["method"], one["updates"]) == (name, photos, method, updates)
-        ]
-        return f"{mean(found):.1f} ± {stdev(found):.1f}" if len(found) > 1 else "-"
 
-    columns = [*product(CLOSED, (1,)), *product(("edbl",), UPDATES), *product(ONCE, (1,))]
-    heads = ["data", "photos", "`lda`", "`ridge`", *(f"`edbl`, {n} updates" for n in UPDATES), *ONCE]
+def table(lines: Sequence[Line]) -> str:
+    """Return the table of all results."""
+    columns = [*product(CLOSED, (1,)), *product(("edbl",), UPDATES), (LEARN, 5), *product(reversed(ONCE), (1,))]
+    heads = [
+        "data, photos",
+        "`lda`",
+        "`ridge`",
+        "`edbl`: 2",
+        "5",
+        "10 updates",
+        "`edbl learn`",
+        "regression",
+        "k nearest",
+        "means",
+    ]
     rows = [heads, ["---"] * len(heads)]
     for name, photos in product(SETS, PHOTOS):
-        if photos <= SETS[name][0]:
-            rows.append([name, str(photos), *(cell(name, photos, *column) for column in columns)])
+        head = f"{TITLES[name]}, {photos}" if photos == PHOTOS[0] else str(photos)
+        rows.append([head, *(cell(lines, name, photos, *column) for column in columns)])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def spread(lines: list[dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> str:
+def spread(lines: Sequence[Line], of: Callable[[Line], float]) -> str:
     """Return the median and the most of a number."""
     values = sorted(map(of, lines))
     return f"{values[len(values) // 2]:.2f}, at most {values[-1]:.2f}" if values else "-"
@@ -151,7 +202,7 @@ def main() -> None:
     """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path)
-    parser.add_argument("--out", type=Path, default=Path("teach.jsonl"))
+    parser.add_argument("--out", type=Path, default=HERE)
     parser.add_argument("--backbone", default=pretrained.LITE0)
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--features-only", action="store_true")
@@ -160,14 +211,13 @@ def main() -> None:
     warnings.simplefilter("ignore", ConvergenceWarning)
     network = pretrained.find(given.backbone)
     lines = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-    keys = ("data", "photos", "seed", "method", "updates")
-    done = {tuple(line[key] for key in keys) for line in lines}
+    done = {tuple(line[key] for key in KEYS) for line in lines}
     for name in given.sets:
         loaded, (each, test) = datasets.load(name, given.data_dir), SETS[name]
-        data: dict[str, Array] = {}
+        data: dict[str, Any] = {}
         for kind, images, number in (("", loaded.train, each), ("_test", loaded.test, test)):
             images = chosen(images, number)
-            data |= {f"y{kind}": images.y.numpy()}
+            data |= {f"y{kind}": images.y.numpy(), f"images{kind}": images}
             data |= {f"x{kind}": features(images, network, network.image_size, name)}
         if given.features_only:
             continue

@@ -425,10 +425,10 @@ def test_killed_at_any_moment_it_goes_on_and_ends_the_same(
     names = writes(monkeypatch, lambda: cli("learn", whole, *options))
     new = store.read(whole).weights
     assert names[0] == "begun.json"
-    assert names[-3:] == [store.NEW, store.MODEL, store.PAGE]
+    assert names[-4:-1] == [store.NEW, store.MODEL, store.PAGE]  # and where the photos lie, in the user's cache
     middle = names.index("task-1-phase-1-epoch-1.safetensors.new") + 1  # a checkpoint of the second phase, half written
     images = next(number for number, name in enumerate(names, 1) if name.endswith(".png"))
-    last = len(names) - 1  # the page comes after it
+    last = names.index(store.MODEL) + 1
     moments = [(1, False), (1, True), (3, True), (middle, True), (images, True), (last - 1, False), (last - 1, True)]
     for write, after in [*moments, (last, False), (last, True)]:
         copy = tmp_path / f"{write}-{after}"

@@ -114,22 +114,37 @@ def test_leaving_several_samples_of_a_class_out_equals_a_fit_without_them(gone: 
     x = vectors(features.double())
     classes = of(features, y, Discriminant)
     form = Discriminant(classes, x, y)
-    found = form.without(0, (x[:gone] - classes.means[0]) @ form.axes, shrinkage)
+    found = form.without(0, x[:5], torch.arange(5) < gone, shrinkage)
     ridge = shrinkage * float(classes.scatter.trace()) / (len(x) - 3) / WIDTH
     groups = [group for group in (x[gone:5], x[5:8], x[8:]) if len(group)]
     rows = [literal_discriminant(one, groups, shrinkage, ridge) for one in x[:gone]]
     wanted = torch.tensor(rows, dtype=torch.float64)
     found = found[:, -len(groups) :]
-    assert (gone < 5) == bool(form.without(0, form.x[:gone], shrinkage)[:, 0].isfinite().all())
+    assert (gone < 5) == bool(form.without(0, x[:5], torch.arange(5) < gone, shrinkage)[:, 0].isfinite().all())
     torch.testing.assert_close(found - found[:, :1], wanted - wanted[:, :1], rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("gone", [1, 2, 4, 5])
+@pytest.mark.parametrize("shrinkage", [0.01, 0.6])
+def test_leaving_several_samples_of_a_class_out_of_ridge_equals_a_fit_without_them(gone: int, shrinkage: float) -> None:
+    features, y = samples([5, 3, 6])
+    x = vectors(features.double())
+    form = Ridge(of(features, y, Ridge), x, y)
+    found = form.without(0, x[:5], torch.arange(5) < gone, shrinkage)
+    left = y[gone:] - int(gone == 5)
+    fit = Ridge(of(features[gone:], left, Ridge), x[gone:], left)
+    fit.mean_value = form.mean_value  # which is not estimated again
+    weight, bias = fit.solve(shrinkage)
+    assert (gone < 5) == bool(found[:, 0].isfinite().all())
+    torch.testing.assert_close(found[:, -len(bias) :], x[:gone] @ weight.T + bias, rtol=1e-5, atol=1e-6)
 
 
 def test_where_nothing_scatters_the_nearest_of_the_other_means_are_left() -> None:
     x = torch.eye(3).double().repeat_interleave(2, 0)
     classes = Classes(torch.full((3,), 2.0).double(), torch.eye(3).double(), torch.zeros(3, 3).double())
     form = Discriminant(classes, x, torch.arange(3).repeat_interleave(2))
-    assert form.without(1, form.x[2:3], 0.5)[0].argmax() == 1
-    lonely = form.without(1, form.x[2:4], 0.5)
+    assert form.without(1, x[2:4], torch.tensor([True, False]), 0.5)[0].argmax() == 1
+    lonely = form.without(1, x[2:4], torch.tensor([True, True]), 0.5)
     torch.testing.assert_close(lonely[:, 0], lonely[:, 2])
     assert lonely[:, 1].isneginf().all()
 
@@ -285,23 +300,50 @@ def test_a_forgotten_class_might_never_have_been_there(
 
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("many", [1000, 25])
-def test_a_dropped_sample_might_never_have_been_there(
-    kind: type[Form], many: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("order", range(3))
+def test_dropped_samples_might_never_have_been_there(
+    kind: type[Form], many: int, order: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of classes of many too, half of what is kept of them included, and whatever is added after that."""
     monkeypatch.setattr(kept, "MANY", many)
-    monkeypatch.setattr(kept, "JUDGES", 1)  # 20 of each class
-    monkeypatch.setattr(kept, "LEAST_JUDGES", 2)  # the few that a class of many has
     features, y = samples([40, 5, 30, 12])
     state = keep(features, y, kind)
-    held = [row for row in range(40) if not (state.features == features[row].half()).all(1).any()]  # in sums alone
-    gone = torch.tensor([*(held or [3])[:1], 42, 80])
+    held = [bool((state.features == features[row].half()).all(1).any()) for row in range(40)]
+    assert sum(held) == (12 if many == 25 else 40)
+    inside, outside = ([row for row in range(40) if held[row] == own] for own in (True, False))
+    gone = torch.tensor([*inside[order :: 2 if many == 25 else 7], *outside[:3], 42, 80])
+    more, asked = samples([20, 3, 10], 9), samples([20] * 4, 60)[0]
+    found = probabilities(solved(kind, state.drop(features[gone], y[gone]).add(*more)), asked)
     stay = torch.ones_like(y, dtype=torch.bool).index_fill(0, gone, False)
-    found = solved(kind, state.drop(features[gone], y[gone]))
-    never = solved(kind, keep(features[stay], y[stay], kind))
-    asked = samples([20] * 4, 60)[0]
-    torch.testing.assert_close(probabilities(found, asked), probabilities(never, asked), rtol=0, atol=1e-9)
+    never = keep(torch.cat([features[stay], more[0]]), torch.cat([y[stay], more[1]]), kind)
+    torch.testing.assert_close(found, probabilities(solved(kind, never), asked), rtol=0, atol=1e-9)
     with pytest.raises(ValueError, match="never added"):
         state.drop(features[:1] + 1, torch.tensor([1]))
+
+
+@pytest.mark.parametrize("counts", [[1200, 900, 50], [1001, 400, 40]])
+def test_dropping_is_exact_at_the_numbers_in_use(counts: list[int]) -> None:
+    features, y = samples(counts)
+    state = keep(features, y, Discriminant)
+    own = state.features[state.labels == 0]
+    assert len(own) == 500
+    gone = own[torch.arange(0, 500, 2)]
+    stay = ~((features.half().unsqueeze(1) == gone).all(2).any(1) & (y == 0))
+    found = state.drop(gone, torch.zeros(len(gone), dtype=torch.int64))
+    never = keep(features[stay], y[stay], Discriminant)
+    assert not found.worn
+    asked = samples([20] * 3, 60)[0]
+    ours, theirs = solved(Discriminant, found), solved(Discriminant, never)
+    torch.testing.assert_close(probabilities(ours, asked), probabilities(theirs, asked), rtol=0, atol=1e-9)
+    further = state.drop(own[:251], torch.zeros(251, dtype=torch.int64))
+    assert further.worn == [0]
+    assert not further.add(*samples([30], 8)).worn
+
+
+def test_of_samples_alike_the_one_that_is_named_is_dropped() -> None:
+    rows, labels = torch.ones(3, WIDTH), torch.zeros(3, dtype=torch.int64)
+    state = Kept.none(WIDTH, CPU, vectors, False, ids=1).add(rows, labels, torch.tensor([[5], [6], [7]]))
+    assert state.drop(rows[:1], labels[:1], torch.tensor([[6]])).ids.tolist() == [[5], [7]]
 
 
 def test_nothing_is_left_of_the_scatter_of_a_class_that_was_forgotten() -> None:
@@ -315,11 +357,12 @@ def test_nothing_is_left_of_the_scatter_of_a_class_that_was_forgotten() -> None:
 def test_what_is_kept_of_a_class_of_many_does_not_grow() -> None:
     features, y = samples([1001, 1000])
     state = keep(features, y, Discriminant)
-    assert torch.bincount(state.labels).tolist() == [100, 1000]
+    assert torch.bincount(state.labels).tolist() == [500, 1000]
     assert state.features.dtype == torch.float16
     more = state.add(*samples([50]))
-    assert torch.bincount(more.labels).tolist() == [100, 1000]
+    assert torch.bincount(more.labels).tolist() == [500, 1000]
     assert more.counts.tolist() == [1051, 1000]
     few = more.judges()[1]
-    assert torch.bincount(few).tolist() == [100, 1000]
+    assert torch.bincount(few).tolist() == [250, 250]
+    assert torch.bincount(more.labels[more.judging]).tolist() == [500, 1000]
     assert len(keep(*samples([30] * 100), Discriminant).judges()[1]) == 2000

@@ -1,5 +1,6 @@
 """Honest answers: what leaving photos out tells, against refits without them, and the page that says it."""
 
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -16,7 +17,8 @@ from edbl.app.description import Settings
 from edbl.app.exact import Exact
 from edbl.app.honest import Left
 from edbl.metrics import interval
-from edbl.nets.closed import Discriminant, rooted
+from edbl.nets import kept
+from edbl.nets.closed import Discriminant, Ridge, rooted
 from edbl.report.model import Model, Odd, Photo, Row, html, told
 from tests.conftest import Cli
 from tests.photos import SHORT, write_digits
@@ -49,7 +51,8 @@ def test_a_class_that_is_left_out_is_told_from_the_others_as_by_a_model_without_
     found = left.without(1, rows)
     others = left.kept.forget(1)
     form = Discriminant(others.classes, x[:0].double(), left.y[:0])
-    form.mean_value = left.form.mean_value if left.form else 0.0  # which is not estimated again
+    assert isinstance(left.found.form, Discriminant)
+    form.mean_value = left.found.form.mean_value  # which is not estimated again
     weight, bias = form.solve(left.found.shrinkage)
     wanted = left.found.factor * (rooted(x[rows].half().double(), unit=True) @ weight.T + bias)
     found = found[:, [0, 2]]
@@ -67,11 +70,31 @@ def test_more_missed_strangers_are_the_price_of_fewer_false_alarms() -> None:
     assert far[2].missed < found[2].missed
 
 
-def test_two_classes_or_ridge_tell_nothing_of_unknown_ones() -> None:
+def test_two_classes_tell_nothing_of_unknown_ones() -> None:
     assert honest.unknowns(solved(*samples([9, 9], 1))) == []
-    ridge = solved(*samples([9, 9, 9], 1), "ridge")
-    assert honest.unknowns(ridge) == []
-    assert honest.needs(ridge) == []
+
+
+def test_ridge_tells_the_same_of_unknown_ones_as_a_model_without_them() -> None:
+    x, names = samples([9, 8, 9, 7], 1)
+    left = solved(x, names, "ridge")
+    rows = (left.y == 2).nonzero().squeeze(1)
+    others = left.kept.forget(2)
+    form = Ridge(others.classes, x[:0].double(), left.y[:0])
+    assert isinstance(left.found.form, Ridge)
+    form.mean_value = left.found.form.mean_value
+    weight, bias = form.solve(left.found.shrinkage)
+    wanted = left.found.factor * (rooted(x[rows].half().double(), unit=True) @ weight.T + bias)
+    torch.testing.assert_close(left.without(2, rows)[:, [0, 1, 3]], wanted, rtol=1e-6, atol=1e-8)
+    found = honest.unknowns(left)
+    assert [one.alarms for one in found] == list(honest.ALARMS)
+    missed = [one.missed for one in found]
+    assert missed == sorted(missed, reverse=True)
+    far = honest.unknowns(solved(*samples([20, 20, 20, 20], 12), "ridge"))
+    close = honest.unknowns(solved(*samples([20, 20, 20, 20], 1), "ridge"))
+    assert far[2].missed < close[2].missed
+    quarter, half, whole = honest._mistakes(near := solved(*samples([8, 8, 8], 0.7), "ridge"), 1)
+    assert whole == pytest.approx(float(near.wrong[near.y == 1].mean()))
+    assert {round(24 * quarter, 6) % 1, round(8 * half, 6) % 1} == {0}
 
 
 def test_wrong_labels_are_found_and_right_ones_are_not() -> None:
@@ -80,7 +103,7 @@ def test_wrong_labels_are_found_and_right_ones_are_not() -> None:
     names[3] = "class 1"
     x[30] = torch.tensor([60.0] + [0] * (WIDTH - 1))  # like nothing
     left = solved(x, names)
-    found = {left.told.digests[one.row]: one for one in honest.suspects(left)}
+    found = {one.digest: one for one in honest.suspects(left)}
     assert set(found) == {f"{3:032x}", f"{30:032x}"}
     assert not found[f"{3:032x}"].far
     classes = ["class 0", "class 1", "class 2"]
@@ -89,21 +112,60 @@ def test_wrong_labels_are_found_and_right_ones_are_not() -> None:
     assert "looks like" in told_far
 
 
-def test_what_more_photos_bring_is_the_mean_of_like_doublings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_new_photo_is_looked_at_however_few_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, names = samples([60] * 6, 4, 10)
+    wrong = list(range(7, 360, 30))
+    for row in wrong:
+        names[row] = f"class {(row // 60 + 1) % 6}"
+
+    def named(digests: list[str]) -> set[str]:
+        exact = Exact.new(SETTINGS, WIDTH)
+        exact.learn(x, digests, names)
+        left = honest.left(exact, *exact.solve())
+        assert left is not None
+        asked = exact.left_out(x.half(), digests, names)
+        assert asked.digests == digests
+        few = [asked.digests.index(digest) for digest in left.told.digests]
+        torch.testing.assert_close(asked.scores[few], left.told.scores)
+        return {one.digest for one in honest.suspects(left, asked)}
+
+    digests = [f"{row:032x}" for row in range(len(x))]
+    every = named(digests)
+    assert every <= {digests[row] for row in wrong}
+    assert len(every) == 10
+    monkeypatch.setattr(kept, "JUDGES", 120)  # 20 of a class
+    assert named(digests) == every
+
+
+def test_what_more_photos_bring_is_between_the_curve_and_what_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     left = solved(*samples([16] * 10, 0.5))
     monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.4 + label / 1000, 0.3))
-    parts = [(0.1 - k / 1000, 0.1 + k / 1000) for k in range(10)]
-    earlier, last = (100 * sum(values) / 10 for values in zip(*parts, strict=True))
-    heavy, light = torch.exp(torch.tensor(-1.0)), torch.exp(torch.tensor(-4.0))  # by the square of doublings between
-    wanted = float((heavy * last + light * earlier) / (heavy + light))
+    gains = torch.tensor([10 + k / 10 for k in range(10)]).double()
+    noise = float((gains - gains.mean()).square().sum().sqrt()) / 10
+    curve, usual = 0.75 * float(gains.mean()), 0.2 * 30
+    doubts = (0.75 * noise) ** 2 + (0.15 * 30) ** 2 + 0.5**2, (0.1 * 30) ** 2 + 0.5**2
+    weight = doubts[1] / sum(doubts)
     found = honest.needs(left)
     assert found
     worst = found[0]
     assert worst.photos == 16
-    assert worst.points == pytest.approx(wanted)
-    assert 0 < worst.low < worst.points < worst.high
-    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.5, 0.4 + label % 2 / 5))
-    assert honest.needs(left) == []  # the curve does not tell
+    assert worst.points == pytest.approx(weight * curve + (1 - weight) * usual)
+    assert (worst.high - worst.low) / 2 == pytest.approx(1.96 * (1 / (1 / doubts[0] + 1 / doubts[1])) ** 0.5, rel=1e-3)
+    assert all(0 < one.low < one.points < one.high for one in found)
+    own = {k: 100 * float(left.wrong[left.y == k].mean()) for k in range(10)}
+    assert {one.label for one in found} == {k for k, mistakes in own.items() if mistakes >= worst.points}
+    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.5, 0.1, 0.3))
+    assert honest.needs(left) == []  # the curve speaks against it
+
+
+def test_classes_with_about_as_many_photos_tell_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = solved(*samples([16] * 6 + [64] * 4, 0.5))
+    monkeypatch.setattr(honest, "_mistakes", lambda left, label: (0.6, 0.5, 0.4) if label < 6 else (0.3, 0.2, 0.1))
+    points = {one.photos: one.points for one in honest.needs(left)}
+    alone = [
+        honest.foretold(torch.tensor([[60.0, 50.0, 40.0], [30.0, 20.0, 10.0]]), torch.eye(2)[k])[0] for k in (0, 1)
+    ]
+    assert alone[1] < points[64] < points[16] < alone[0]
 
 
 def test_shares_of_mistakes_of_a_quarter_a_half_and_all_are_those_of_fits() -> None:
@@ -177,12 +239,58 @@ def test_each_increment_has_its_page_and_any_change_removes_it(tmp_path: Path, c
     assert cli("report", model, "--out", tmp_path / "x.csv").code == 2
 
 
+@pytest.mark.usefixtures("stand_in")
+def test_mistakes_of_earlier_photos_are_shown_where_they_are_still_there(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, first = tmp_path / "model", write_digits(tmp_path / "a", {1: 20, 8: 20, 9: 20})
+    learn(cli, model, "a", *FROZEN, "--yes")
+    mistakes = (model / "report.html").read_text().count("data:image/jpeg")
+    assert mistakes > 3
+    learn(cli, model, write_digits(tmp_path / "b", {0: 12}), "--yes")
+    text = (model / "report.html").read_text()
+    assert text.count("data:image/jpeg") >= mistakes
+    assert "not at hand" not in text
+    assert str(first) not in "".join(path.read_text(errors="ignore") for path in model.rglob("*") if path.is_file())
+    for path in sorted(first.rglob("*.png"))[::2]:
+        path.write_bytes(sorted((tmp_path / "b").rglob("*.png"))[0].read_bytes())  # another photo by now
+    monkeypatch.chdir(tmp_path / "b")
+    assert cli("report", model).code == 0
+    text = (model / "report.html").read_text()
+    assert 0 < text.count("data:image/jpeg") < mistakes
+    (noted,) = (Path(os.environ["EDBL_CACHE"]) / "places").glob("*.json")
+    assert "digit 0" in noted.read_text()
+    assert cli("forget", model, "digit 0").code == cli("prune", model).code == 0
+    assert "digit 0" not in noted.read_text()
+    assert "digit 8" in noted.read_text()
+    assert "not at hand" in text
+    monkeypatch.setenv("EDBL_CACHE_MB", "0")
+    assert cli("report", model).code == 0
+    assert "data:image/jpeg" not in (model / "report.html").read_text()
+
+
 def test_a_trained_model_has_a_page_of_what_was_held_out(tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "model"
     learn(cli, model, write_digits(tmp_path / "a", {0: 10, 1: 10}), *SHORT)
     text = (model / "report.html").read_text()
     assert "Measured with photos that were held out" in text
     assert " of 2 (" in text
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_wrong_label_is_named_though_few_photos_are_left_out(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    photos = write_digits(tmp_path / "a", dict.fromkeys(range(6), 60))
+    monkeypatch.setattr(kept, "JUDGES", 120)  # 20 of a class
+    learn(cli, tmp_path / "model", photos, *FROZEN, "--yes")
+    monkeypatch.setattr(honest, "UNLIKELY", 0.2)  # the stand-in's features tell digits less well
+    more = write_digits(tmp_path / "b", {0: 12, 4: 6}, 60)
+    wrong = [shutil.move(more / "digit 0" / f"{number:03}.png", more / "digit 4") for number in range(66, 71)]
+    found = cli("learn", tmp_path / "model", more)
+    assert found.code == 2
+    assert all(f"{one}, given as 'digit 4', looks like 'digit 0'" in found.err for one in wrong)
 
 
 @pytest.mark.usefixtures("stand_in")

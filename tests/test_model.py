@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edbl import EdblError, Recipe
-from edbl.app.learn import measure
+from edbl.app.measuring import measure
 from edbl.app.model import Model
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images

@@ -90,3 +90,25 @@ def test_bars_tell_the_task_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -
     assert "task 1/3" in said
     assert "time left 1:40" in said  # one epoch took 20 s, and five are left
     assert "epoch 2/2" in said
+
+
+def test_a_loss_that_is_not_known_yet_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 0.0, 0.1, 0.2, 0.3, 5.0, 5.1, 5.2, 5.3, 5.4, 5.5])
+    monkeypatch.setattr("edbl.engine.progress.time.monotonic", lambda: next(now))
+
+    def shown() -> str:
+        console.print(bars._render())
+        return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+    console = Console(file=io.StringIO(), width=150)
+    bars = Bars(console)
+    bars.run("rkd on digits", [2], 0)
+    bars.phase(0, "train", 2, 0)
+    bars.epoch(0, 2)
+    bars.step(torch.ones(2), 0, 8)
+    assert "loss" not in shown()
+    assert "images/s" in shown()
+    bars.step(torch.ones(2), 1, 8)
+    assert "loss 1.0000" in shown()
+    bars.phase(0, "balance", 1, 0)
+    assert shown().splitlines()[-1].count("loss") == 0

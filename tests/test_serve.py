@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import edbl
 from edbl.app import bundle as disk
 from edbl.app.inputs import PACES
 from edbl.cli import models as commands
-from edbl.nets import pretrained
+from edbl.nets import engines, pretrained
+from edbl.nets.engines import ENGINES
 from edbl.serve import api
 from edbl.serve.limits import Limits
 from tests.conftest import Cli
@@ -68,6 +70,34 @@ def test_from_an_empty_folder_to_a_right_answer(call: Caller, tmp_path: Path) ->
     assert taught(call)["known"] == 18
     assert call("GET", M + "/").json["version"] == 1
     assert edbl.open(tmp_path / "m").predict(str(write_digits(tmp_path / "p", {0: 1}, 20)))[0].best[0][0] == "digit 0"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_is_asked_and_taught_by_its_own_engine(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Whatever the one is that would be usual here."""
+    monkeypatch.setattr(engines, "fast_int8", lambda: True)
+    monkeypatch.setattr(pretrained, "LITES", ("stand-in",))
+    monkeypatch.setattr(Stand, "ranges", lambda stand, x: torch.zeros(1, 2), raising=False)
+    usual = next(one for one in ENGINES if one != engine)
+    monkeypatch.setattr(Stand, "usual_engine", lambda stand, device: usual)
+    first, more = write_digits(tmp_path / "a", {0: 9, 1: 9}), write_digits(tmp_path / "b", {2: 9})
+    for model in ("m", "n"):
+        found = cli("learn", tmp_path / model, first, "--backbone", "stand-in", "--device", "cpu", "--engine", engine)
+        assert found.code == 0, found.err
+    assert cli("learn", tmp_path / "n", more, "--device", "cpu").code == 0
+    with served(tmp_path / "m") as call:
+        taught(call, {2: 9})
+        asked = [picture(k, 30) for k in range(3)]
+        told = call.form(f"{M}/predict?top=3", asked).json["predictions"]
+        moved = call("POST", f"{M}/relabel", {"photos": [{"id": told[0]["id"], "label": "digit 1"}]})
+        assert moved.status == 200, moved.body
+    places = [write_digits(tmp_path / "asked", {k: 1}, 30) / f"digit {k}" / "030.png" for k in range(3)]
+    wanted = edbl.open(tmp_path / "n").predict(places)
+    for one, other in zip(told, wanted, strict=True):
+        ours, theirs = {c["name"]: c["probability"] for c in one["classes"]}, dict(other.best)
+        assert ours == pytest.approx(theirs, abs=1e-4)
 
 
 def test_it_ends_with_the_model_that_the_command_makes(cli: Cli, call: Caller, tmp_path: Path) -> None:

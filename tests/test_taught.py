@@ -1,6 +1,7 @@
 """Models with closed forms: the same in any order, as if what is forgotten had never been there, version by version."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,14 +23,17 @@ import edbl
 from edbl import store as entries
 from edbl.app import bundle as store
 from edbl.app import photos
+from edbl.app.at_once import AtOnce, Given
 from edbl.app.edit import forget, forget_photos, merge
 from edbl.app.exact import Exact, LeftOut, answers, digests_of, ids_of
-from edbl.app.joining import join
+from edbl.app.joining import join, take_in
 from edbl.app.opening import load
+from edbl.app.versions import prune, undo
 from edbl.errors import EdblError
 from edbl.nets import kept, pretrained
 from edbl.nets.closed import Classes
 from edbl.nets.pooled import Pooled
+from edbl.nets.pretrained import CPU
 from edbl.nets.sure import threshold
 from tests.conftest import Cli
 from tests.photos import write_digits
@@ -108,6 +112,12 @@ def asked() -> Tensor:
     return (2 * torch.rand(40, 16, generator=seeded(3))).half()
 
 
+def pixels_of(path: Path) -> np.ndarray[Any, Any]:
+    pixels = photos.read(path, 8).pixels
+    assert pixels is not None
+    return pixels
+
+
 def probabilities(model: Path) -> tuple[Tensor, Tensor]:
     """Return probabilities, by classes in alphabetical order, and sureness."""
     bundle = store.read(model)
@@ -120,12 +130,12 @@ def same(one: Path, other: Path) -> bool:
     return all(torch.allclose(a, b, rtol=0, atol=1e-7) for a, b in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("many", [1000, 8])
+@pytest.mark.parametrize("many", [1000, 10])
 @pytest.mark.parametrize("method", ["lda", "ridge"])
 def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_there(
     folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, method: str, many: int
 ) -> None:
-    monkeypatch.setattr(kept, "MANY", many)  # classes of more are sums
+    monkeypatch.setattr(kept, "MANY", many)  # classes of more are sums, of which the features of 5 are kept
     options = [*OPTIONS, "--method", method]
     learn(cli, tmp_path / "whole", *folders, *options)
     for folder in folders:
@@ -139,6 +149,11 @@ def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_ther
         assert of[0] == of[1]
     forget(tmp_path / "other", ["digit 1", "digit 4"])
     gone = [folders[0] / "digit 0" / "004.png", folders[2] / "digit 3" / "060.png"]
+    parts = load(tmp_path / "other", store.read(tmp_path / "other")).packs
+    keeps = set(digests_of(parts["digit 2"]["ids"]))
+    assert len(keeps) == (5 if many == 10 else 15)
+    of_two = sorted((folders[1] / "digit 2").iterdir())
+    gone += [path for path in of_two if photos.digest(pixels_of(path)) in keeps][:2]  # and of those that are kept
     forget_photos(tmp_path / "other", gone)
     for path in [*gone, *(folder / name for folder in folders for name in ("digit 1", "digit 4"))]:
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -149,6 +164,20 @@ def test_any_order_and_split_gives_the_same_and_what_is_forgotten_was_never_ther
     strange = write_digits(tmp_path / "strange", {7: 1}) / "digit 7" / "000.png"
     with pytest.raises(EdblError, match="has not learnt from"):
         forget_photos(tmp_path / "never", [folders[2] / "digit 0" / "061.png", strange])
+
+
+def test_where_too_little_is_kept_to_choose_by_that_is_said(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept, "MANY", 8)  # the features of 4 are kept, of which 2 choose
+    model = tmp_path / "model"
+    learn(cli, model, *folders[:2], *OPTIONS)
+    keeps = set(digests_of(load(model, store.read(model)).packs["digit 2"]["ids"]))
+    own = [path for path in sorted((folders[1] / "digit 2").iterdir()) if photos.digest(pixels_of(path)) in keeps]
+    assert "note" not in cli("forget", model, "--photo", own[0], "--photo", own[1]).err
+    found = cli("forget", model, "--photo", own[2])
+    assert found.code == 0
+    assert "so many photos of 'digit 2' were forgotten" in found.err
 
 
 def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
@@ -457,6 +486,29 @@ def test_onnx_agrees_on_every_image(folders: list[Path], tmp_path: Path, cli: Cl
     assert any(line["unknown"] for line in lines)
 
 
+def test_what_is_told_apart_with_ease_can_be_exported(tmp_path: Path, cli: Cli) -> None:
+    """Sureness of what is like none of the classes is far below 0, and float32 has no more than 7 digits of it."""
+    for name, level in (("dark", 60), ("light", 200)):
+        (tmp_path / "a" / name).mkdir(parents=True)
+        for number in range(10):
+            pixels = np.full((8, 8, 3), level, np.uint8)
+            pixels[number % 8, number // 8] += 1
+            Image.fromarray(pixels).save(tmp_path / "a" / name / f"{number}.png")
+    learn(cli, tmp_path / "model", tmp_path / "a", *OPTIONS)
+    found = cli("export", tmp_path / "model", tmp_path / "model.onnx")
+    assert found.code == 0, found.err
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    x = torch.randint(256, (20, 8, 8, 3), generator=seeded(4)).byte()
+    ours, theirs = (
+        answers(load(tmp_path / "model", store.read(tmp_path / "model"), predict=True)),
+        session.run(["probabilities", "sureness"], {"images": x.numpy()}),
+    )
+    vectors = Pool()((x.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.25)
+    for one, other in zip(ours(vectors), theirs, strict=True):
+        np.testing.assert_allclose(other, one.numpy(), atol=1e-4, rtol=1e-4)
+    assert ours(vectors)[1].min() < -50
+
+
 def test_photos_that_are_left_out_can_be_looked_at(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     model = tmp_path / "model"
     learn(cli, model, *folders, *OPTIONS)
@@ -554,6 +606,35 @@ def test_from_python(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
     assert {name for name, _ in model.predict(two)[0].best} == {"digit 0", "digit 1"}
 
 
+def test_many_images_are_computed_together_and_files_once(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = edbl.open(tmp_path / "model", device="cpu")
+    model.learn(folders[0], backbone="stand-in")
+    files = sorted((folders[1] / "digit 2").iterdir())
+    sizes, views = list[int](), StandIn.views
+
+    def counted(self: StandIn, x: Tensor, *rest: Any) -> Tensor:
+        sizes.append(len(x))
+        return views(self, x, *rest)
+
+    monkeypatch.setattr(StandIn, "views", counted)
+    pixels = pixels_of(files[9]).transpose(1, 2, 0)
+    mixed: list[Any] = [*files[:6], Image.open(files[7]), Image.open(files[8]), *files[10:12]]
+    found = model.predict(mixed)
+    assert sizes == [6, 2, 2]
+    assert [str(one.path) for one in found] == [*map(str, files[:6]), "6", "7", *map(str, files[10:12])]
+    again = model.predict([*files[:6], pixels])
+    assert sizes == [6, 2, 2, 1]
+    assert [one.best for one in again[:6]] == [one.best for one in found[:6]]
+    (tmp_path / "odd" / "digit 5").mkdir(parents=True)
+    shutil.copy(files[0], tmp_path / "odd" / "digit 5" / "a.png")
+    shutil.copy(files[0], tmp_path / "odd" / "digit 5" / "b.png")
+    with pytest.warns(UserWarning, match=r"1 image left out: given twice") as told:
+        model.learn(tmp_path / "odd")
+    assert told[0].filename == __file__
+
+
 def test_what_python_gives_is_checked(folders: list[Path], tmp_path: Path) -> None:
     model, grey = edbl.open(tmp_path / "model"), np.zeros((8, 8), np.uint8)
     wrong: list[tuple[Callable[[], object], str]] = [
@@ -619,3 +700,86 @@ def stopped(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object], write: 
         patch.setattr(store, "discard", lambda folder, own=store.discard: False if dead else own(folder))
         with suppress(Killed):
             work()
+
+
+def given(place: Path) -> list[Given]:
+    """Return the photos of folders as a server teaches them."""
+    found = []
+    for path in sorted(place.rglob("*.png")):
+        pixels = pixels_of(path)
+        x = torch.from_numpy(pixels[None].copy())
+        features = StandIn().views(x, 0, Generator(), lambda done: None, CPU, "torch", None)[0, 0]
+        found.append(Given(photos.digest(pixels), path.parent.name, path.name, features))
+    return found
+
+
+Work = Callable[[Path], object]
+
+
+@pytest.mark.parametrize("what", ["undo", "join", "take in", "teach"])
+def test_killed_at_any_write_other_changes_are_not_there_or_whole(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    model, other = tmp_path / "model", tmp_path / "other"
+    learn(cli, model, folders[0], *OPTIONS)
+    learn(cli, model, folders[1], "--yes")
+    learn(cli, other, folders[2], *OPTIONS, "--yes")
+    work: Work = {
+        "undo": undo,
+        "join": lambda folder: join(folder / "joined", [model, other]),
+        "take in": lambda folder: take_in(folder, other),
+        "teach": lambda folder: AtOnce(folder).teach(given(folders[2]), yes=True),
+    }[what]
+    inner, old = ("joined" if what == "join" else ""), probabilities(model)[0]
+    whole = Path(shutil.copytree(model, tmp_path / "whole"))
+    names = writes(monkeypatch, partial(work, whole))
+    commit = names.index(store.MODEL) + 1
+    for write in range(1, len(names) + 2):
+        copy = Path(shutil.copytree(model, tmp_path / f"{write}"))
+        stopped(monkeypatch, partial(work, copy), write)
+        if write > commit or what != "join":
+            wanted = old if write <= commit else probabilities(whole / inner)[0]
+            assert torch.equal(probabilities(copy / inner)[0], wanted), names
+        if write <= commit:
+            work(copy)
+            assert same(copy / inner, whole / inner)
+        assert cli("info", copy / inner).code == 0
+        assert referenced(copy / inner)
+        assert not (copy / inner / store.WRITING).exists()
+
+
+def test_killed_while_it_prunes_the_next_command_removes_the_rest(
+    folders: list[Path], tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, folders[0], *OPTIONS)
+    learn(cli, model, folders[1], "--yes")
+    assert cli("forget", model, "digit 1").code == 0
+    whole, unlink = Path(shutil.copytree(model, tmp_path / "whole")), os.unlink
+    gone: list[str] = []
+
+    def counted(path: Any, *, dir_fd: int | None = None, last: int = 10**6) -> None:
+        if len(gone) == last:
+            raise Killed
+        gone.append(str(path))
+        unlink(path, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", counted)
+        patch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, counted})
+        prune(whole)
+    number = len(gone)
+    assert number > 5
+    for last in range(number):
+        copy = Path(shutil.copytree(model, tmp_path / f"{last}"))
+        gone.clear()
+        with monkeypatch.context() as patch, suppress(Killed):
+            killed = partial(counted, last=last)
+            patch.setattr(os, "unlink", killed)
+            patch.setattr(os, "supports_dir_fd", {*os.supports_dir_fd, killed})
+            prune(copy)
+        assert same(copy, whole)
+        assert cli("prune", copy).code == 0
+        assert referenced(copy)
+        assert not (copy / store.WRITING).exists()
+        assert cli("undo", copy).code == 2

@@ -115,7 +115,7 @@ class AtOnce:
             _take(exact, fresh, moved)
             answers, told = exact.solve((_features(fresh), [one.label for one in fresh]))
             left = honest.left(exact, answers, told)
-            if not yes and (doubts := _doubts(exact.names, left, fresh)):
+            if not yes and (doubts := _doubts(exact, left, fresh)):
                 return Learnt(base.bundle if base else None, 0, known, refused, doubts)
             scores = right(exact.names, told)
             seconds = round(time.monotonic() - started, 2)
@@ -208,12 +208,14 @@ def _features(given: Sequence[Given]) -> Tensor:
     return torch.stack([one.features for one in given if one.features is not None])
 
 
-def _doubts(names: Sequence[str], left: Left | None, fresh: Sequence[Given]) -> list[Doubt]:
-    new = {one.digest: one for one in fresh}
+def _doubts(exact: Exact, left: Left | None, fresh: Sequence[Given]) -> list[Doubt]:
+    if left is None:
+        return []
+    new, names = {one.digest: one for one in fresh}, exact.names
+    asked = exact.left_out(_features(fresh), list(new), [one.label for one in fresh])
     return [
-        Doubt(new[digest], names[one.other], one.probability, honest.looks(names, one))
-        for one in (honest.suspects(left) if left else [])
-        if left and (digest := left.told.digests[one.row]) in new
+        Doubt(new[one.digest], names[one.other], one.probability, honest.looks(names, one))
+        for one in honest.suspects(left, asked)
     ]
 
 

@@ -15,12 +15,13 @@ from edbl.app.begin import had, now
 from edbl.app.description import Bundle, Event, Kind, Known, Score
 from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
-from edbl.app.learn import judged, measure
+from edbl.app.measuring import Told, judged, measure
 from edbl.app.opening import held_out, leave_out, load, open_model
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError, unknown
+from edbl.nets.kept import Kept
 from edbl.text import NAMED, class_name, first, shown
 
 
@@ -43,13 +44,20 @@ def forget(folder: Path, names: Sequence[str], device: str = "auto") -> Bundle:
         return found
 
 
-def forget_photos(folder: Path, files: Sequence[Path], device: str = "auto") -> Bundle:
-    """Remove photos, given as files, as if the model had never seen them."""
+def forget_photos(
+    folder: Path, files: Sequence[Path], device: str = "auto", say: Callable[[str], None] = lambda note: None
+) -> Bundle:
+    """Remove photos, given as files, as if the model had never seen them; where it cannot be quite so, that is said."""
     with disk.changing(folder) as found:
         if found.settings.keep is None:
             raise _stays(found)
         digests, features = _digests(found, files, device)
-        _forget_known(folder, found, {shown(file): digest for file, digest in digests.items()}, features)
+        exact = _forget_known(folder, found, {shown(file): digest for file, digest in digests.items()}, features)
+        if isinstance(exact.kept, Kept) and (worn := [exact.names[label] for label in exact.kept.worn]):
+            say(
+                f"note: so many photos of '{worn[0]}' were forgotten of which features are kept that the others choose "
+                "shrinkage and calibration alone; forget the class and learn it again, and all is exact"
+            )
         return found
 
 
@@ -71,7 +79,7 @@ def _stays(found: Bundle) -> EdblError:
 
 def _forget_known(
     folder: Path, found: Bundle, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]
-) -> None:
+) -> Exact:
     owners = {digest: known for known in found.classes for digest in had(known)}
     if strange := [file for file, digest in digests.items() if digest not in owners]:
         raise EdblError(f"{folder} has not learnt from {first(strange)}")
@@ -90,6 +98,7 @@ def _forget_known(
         known.add([], some)
         known.exemplars = [file for file in known.exemplars if file.removesuffix(".png") not in some]
     commit(folder, found, exact, "forget", [], len(set(digests.values())))
+    return exact
 
 
 def _digests(
@@ -233,8 +242,9 @@ def _forget_trained(folder: Path, names: Sequence[str], found: Bundle, device: s
     before = measure(model, x, labels)
     for name in names:
         model.forget(name)
-    sure: list[float] = []
-    after = measure(model, x, labels, sure=sure)
+    told: Told = []
+    model.factor = 1.0
+    after = measure(model, x, labels, told=told)
     bundle = contents.bundle
     bundle.classes = [known for known in bundle.classes if known.name not in names]
     bundle.sizes = list(model.sizes)
@@ -251,7 +261,7 @@ def _forget_trained(folder: Path, names: Sequence[str], found: Bundle, device: s
         after=after,
     )
     bundle.history.append(event)
-    tensors = inputs.tensors(model, bundle, zip(labels, x, strict=True)) | judged(sure)
+    tensors = inputs.tensors(model, bundle, zip(labels, x, strict=True)) | judged(model.names, told)
     disk.write(folder, bundle, tensors, {})
     return bundle
 

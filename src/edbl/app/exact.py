@@ -20,14 +20,15 @@ from edbl.app.description import DIGITS, Bundle, Known, Score, Settings
 from edbl.errors import EdblError
 from edbl.methods import find_method
 from edbl.methods.closed import ClosedForm, one_thread
-from edbl.nets.closed import Closed, Form, fitted, rooted
+from edbl.nets.closed import SHRINKAGES, Closed, Form, fitted, rooted
 from edbl.nets.kept import Kept, united
 from edbl.nets.pooled import Pooled
-from edbl.nets.sure import Sure
+from edbl.nets.sure import Sure, nearness
 
 SUMS = "sums"  # the entry with what could be worked out from features again
 UNIT = "options.unit"
 FIXED = 0.7  # shrinkage where no sample can be left out
+PART = 2000  # photos that are left out at a time
 ENOUGH = 20  # photos of an update by which probabilities are calibrated where nothing is kept
 TENSORS = ("weight", "bias", *(f"sure.{name}" for name in Sure._fields))  # of `Answers`
 
@@ -59,6 +60,7 @@ class LeftOut(NamedTuple):
     scores: Tensor  # [n, classes], logits whose softmax is a calibrated probability
     labels: Tensor  # [n]
     digests: list[str]  # of the photos
+    near: Tensor  # [n], cosines with the means of all others of their classes
 
 
 @dataclass
@@ -149,7 +151,7 @@ class Exact:
             if features is None:
                 raise Unseen(name)
             rows[~there] = features[~there].half()
-        self.kept = self.kept.drop(rows, labels)
+        self.kept = self.kept.drop(rows, labels, wanted)
 
     def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
         """Return the features of those photos of which they are kept."""
@@ -211,28 +213,58 @@ class Exact:
             return self._pooled(self.kept, fresh) if isinstance(self.kept, Pooled) else self._solved(self.kept)
 
     def _solved(self, kept: Kept) -> tuple[Answers, LeftOut]:
-        chosen = kept.judging()
-        x, y = kept.judges()
-        found = fitted(self.form, kept.classes, x, y)
-        return self._answers(found, x, y, digests_of(kept.ids[chosen][found.judged]))
+        chosen, judging = kept.choosing, kept.judging
+        answers, left_out = self._answers(*kept.samples(chosen), digests_of(kept.ids[chosen]))
+        if not torch.equal(chosen, judging):
+            left_out = self._left_out(*kept.samples(judging), digests_of(kept.ids[judging]))
+        return answers, left_out
+
+    def left_out(self, features: Tensor, digests: Sequence[str], names: Sequence[str]) -> LeftOut:
+        """Return what all others say of photos that were learnt before it was solved."""
+        labels = torch.tensor([self.names.index(name) for name in names])
+        starts = range(0, len(labels), PART)
+        with one_thread():
+            parts = [
+                self._left_out(self._halved(features[k : k + PART]), labels[k : k + PART], digests[k : k + PART])
+                for k in starts
+            ]
+        scores, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("scores", "near"))
+        every = torch.cat([part.labels for part in parts])
+        return LeftOut(scores, every, [digest for part in parts for digest in part.digests], near)
+
+    def _left_out(self, x: Tensor, y: Tensor, digests: Sequence[str]) -> LeftOut:
+        """Return what all others say of those that are not alone in their class."""
+        assert self.found is not None
+        rows = (self.kept.counts[y] > 1).nonzero().squeeze(1)
+        x, y, own = x[rows], y[rows], [digests[row] for row in rows.tolist()]
+        return LeftOut(self.found.logits(x, y), y, own, nearness(self.kept.classes, x, y))
 
     def _pooled(self, kept: Pooled, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
         x, y = kept.means[:0], torch.zeros(0, dtype=torch.int64)
         if fresh:
             x, y = self._halved(fresh[0]), torch.tensor([self.names.index(name) for name in fresh[1]])
         enough = int((kept.counts[y] > 1).sum()) >= ENOUGH
-        found = fitted(self.form, kept.classes, x, y, [FIXED], None if enough else self.factor)
-        self.factor = found.factor
-        answers, left_out = self._answers(found, x, y, [""] * int(found.judged.sum()))
+        answers, left_out = self._answers(x, y, [""] * len(x), [FIXED], None if enough else self.factor)
         if not enough and self.former is not None:
             answers = answers._replace(sure=self.former._replace(means=answers.sure.means))
         return answers, left_out
 
-    def _answers(self, found: Closed, x: Tensor, y: Tensor, digests: list[str]) -> tuple[Answers, LeftOut]:
-        self.found, x, y = found, x[found.judged], y[found.judged]
-        sure = Sure.of(self.form.confidence, found, self.kept.classes, x, y)
+    def _answers(
+        self,
+        x: Tensor,
+        y: Tensor,
+        digests: Sequence[str],
+        shrinkages: Sequence[float] = SHRINKAGES,
+        factor: float | None = None,
+    ) -> tuple[Answers, LeftOut]:
+        self.found = found = fitted(self.form, self.kept.classes, x, y, shrinkages, factor)
+        self.factor, classes = found.factor, self.kept.classes
+        own = [digest for digest, judged in zip(digests, found.judged.tolist(), strict=True) if judged]
+        x, y = x[found.judged], y[found.judged]
+        near = nearness(classes, x, y)
+        sure = Sure.of(self.form.confidence, found, classes.means, x, y, near)
         answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
-        return answers, LeftOut(found.left_out, y, digests)
+        return answers, LeftOut(found.left_out, y, own, near)
 
     def tensors(self, answers: Answers) -> dict[str, Tensor]:
         """Return what is to be saved with the model itself."""

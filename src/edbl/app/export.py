@@ -18,9 +18,10 @@ from edbl.app.description import EXEMPLARS, Bundle
 from edbl.app.exact import Answers
 from edbl.app.exact import answers as exact_answers
 from edbl.app.inputs import inputs_of
+from edbl.app.measuring import SURE
 from edbl.app.model import Model
 from edbl.app.opening import load, open_model
-from edbl.app.predict import SURE, UNKNOWN
+from edbl.app.predict import UNKNOWN
 from edbl.data.augment import Transform
 from edbl.engine.evaluate import class_means
 from edbl.errors import EdblError
@@ -36,7 +37,7 @@ from edbl.nets.sure import threshold
 from edbl.store import write_output
 
 FORMAT = "1"  # of the metadata
-TOLERANCE = 1e-4  # most by which an output may differ from the model's own
+TOLERANCE = 1e-4  # most by which an output may differ from the model's own, of those above 1 as a share of them
 CHECKED = 64  # most exemplars that it is checked on
 LIMIT = 2_000_000_000  # bytes of weights; ONNX files end at 2 GiB
 RESIZE = (
@@ -78,7 +79,7 @@ class Served(nn.Module):
         if pixels is not None:
             self.register_buffer("mean", pixels.mean.clone())
             self.register_buffer("std", pixels.std.clone())
-        scorer = _scorer(model.method, net.head)
+        scorer, self.factor = _scorer(model.method, net.head), model.factor
         self.unit, self.rows, self.root = scorer.unit, scorer.rows, scorer.root
         self.register_buffer("weight", scorer.weight)
         self.register_buffer("bias", scorer.bias)
@@ -109,7 +110,7 @@ class Served(nn.Module):
         if self.rows > 1:
             similarity = logits.unflatten(1, (-1, self.rows))
             logits = (similarity.softmax(2) * similarity).sum(2)
-        probabilities = logits.softmax(1)
+        probabilities = (self.factor * logits).softmax(1)
         return probabilities, F.linear(unit, self.means, self.offsets), probabilities.amax(1)
 
 
@@ -371,7 +372,10 @@ def _onnx(served: Served | ServedExact, x: Tensor, outputs: Sequence[str], metad
 
 
 def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequence[Tensor]) -> float:
-    """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number."""
+    """Return the most by which onnxruntime's outputs differ from what is expected; NaN if one is not a number.
+
+    Of outputs above 1 it is the share: sureness has no bounds, and float32 a number of digits.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -385,4 +389,4 @@ def _difference(data: bytes, x: Tensor, outputs: Sequence[str], expected: Sequen
     except Exception as error:  # of every kind, and none of them documented
         raise EdblError(f"onnxruntime cannot run the exported network: {str(error).splitlines()[0]}") from error
     pairs = zip(found, [*expected, *(whole[:1] for whole in expected)], strict=True)
-    return float(torch.stack([(f - e).abs().where(f != e, 0.0).max() for f, e in pairs]).max())
+    return float(torch.stack([((f - e).abs() / e.abs().clamp(min=1)).where(f != e, 0.0).max() for f, e in pairs]).max())

@@ -269,11 +269,6 @@ class Frozen:
         """Compute features of the photos as they are."""
         return self._rooted(features.of(self.settings, pixels, device, keep=keep))
 
-    def quickly(self, pixels: Tensor, device: torch.device) -> Tensor:
-        """Do so by the engine that is fastest here, which differs in the last digit of some."""
-        engine = self.backbone.usual_engine(device)
-        return self._rooted(self.backbone.views(pixels, 0, Generator(), lambda done: None, device, engine))
-
     def _rooted(self, views: Tensor) -> Tensor:
         return rooted(views.float(), unit=False).half() if self.settings.root else views
 

@@ -21,7 +21,11 @@ def join(out: Path, models: Sequence[Path]) -> Bundle:
     """Make the model ``out`` of several; classes of one name become one."""
     if len(models) < 2:
         raise EdblError("name two models or more that are to be one")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.is_dir() and (out / disk.WRITING).exists() and not disk.exists(out) and not disk.strangers(out):
+        with store.lock(out):  # it was killed before its commit
+            store.sweep(out)
+            disk.discard(out)
+    if out.exists() and (not out.is_dir() or any(path.name != store.LOCK for path in out.iterdir())):
         raise EdblError(f"{shown(out)} is there already; give the name of a folder that does not exist yet")
     bundles = [disk.settle(model) for model in models]
     _check(models, bundles)

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edbl.app import begin, honest, page, photos
+from edbl.app import begin, honest, page, photos, places
 from edbl.app import bundle as disk
 from edbl.app.begin import Begun, Say, now
 from edbl.app.bundle import CHECKPOINTS, INCREMENT, VIEWS, Contents
 from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
-from edbl.app.exact import Exact, right
+from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.measuring import Told, judged, measure
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.photos import Photo
-from edbl.app.predict import SURE
 from edbl.app.settings import Request
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -168,7 +168,13 @@ def _finish(folder: Path, found: Bundle, begun: Begun) -> None:
     except EdblError:
         pictures = {}
     page.write(folder, found, pictures=pictures)
+    _remember(folder, found, begun)
     disk.discard(folder)
+
+
+def _remember(folder: Path, bundle: Bundle, begun: Begun) -> None:
+    known = {digest for one in bundle.classes for digest in begin.had(one)}
+    places.remember(folder, dict(zip(begun.digests, begun.files, strict=True)), known)
 
 
 def _base(folder: Path, found: Bundle | None, start: int | None) -> Contents | None:
@@ -233,6 +239,7 @@ class Increment(ABC):
         """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
         page.write(self.folder, learnt.bundle, self.left, begin.pictures(self.begun, self.pixels))
+        _remember(self.folder, learnt.bundle, self.begun)
         disk.discard(self.folder)
         return learnt.bundle
 
@@ -278,7 +285,7 @@ class Solving(Increment):
         exact.learn(features, digests, names)
         answers, left_out = exact.solve((features, names))
         self.left = honest.left(exact, answers, left_out)
-        self._doubt(exact.names)
+        self._doubt(exact, exact.left_out(features, digests, names) if self.left and not self.yes else None)
         event = self._event(old, 0, right(exact.names, left_out))
         classes = self._classes(exact.names, event)
         for known in classes:
@@ -299,16 +306,15 @@ class Solving(Increment):
         images = {file: self.pixels[row] for row, (_, file) in rows} if keep == "photos" else {}
         return Contents(made, exact.tensors(answers), images, files=exact.files(made))
 
-    def _doubt(self, names: Sequence[str]) -> None:
+    def _doubt(self, exact: Exact, asked: LeftOut | None) -> None:
         """Refuse new photos that look mislabelled, unless they are wanted as they are."""
-        if self.left is None or self.yes:
+        if self.left is None or asked is None:
             return
         new = {self.begun.digests[row]: self.begun.files[row] for row in self.begun.train}
-        told = []
-        for one in honest.suspects(self.left):
-            if (digest := self.left.told.digests[one.row]) in new:
-                given = names[int(self.left.y[one.row])]
-                told.append(f"{new[digest]}, given as '{given}', {honest.looks(names, one)}")
+        told = [
+            f"{new[one.digest]}, given as '{exact.names[one.label]}', {honest.looks(exact.names, one)}"
+            for one in honest.suspects(self.left, asked)
+        ]
         if told:
             raise EdblError(
                 f"{count(told, 'photo')} may have a wrong label, and nothing is learnt yet:\n"
@@ -349,16 +355,16 @@ class Training(Increment):
         names, held_labels = ([name for name, _ in pairs] for pairs in (self.learnt, self.measured))
         self._train(model, names, progress, new=not set(begun.names) <= set(old), first=not old)
         progress.busy("measuring")
-        sure: list[float] = []
-        after = measure(model, kept, kept_labels, sure=sure)
+        told: Told = []
+        after = measure(model, kept, kept_labels, told=told)
         event = replace(
-            self._event(old, len(model.memory), measure(model, self.held, held_labels, after, sure)),
+            self._event(old, len(model.memory), measure(model, self.held, held_labels, after, told)),
             before={name: before[name] for name in old},
             after={name: after[name] for name in old},
         )
         made = self._bundle(model, made_by, event)
         held = chain(zip(kept_labels, kept, strict=True), zip(held_labels, self.held, strict=True))
-        tensors = self.trained_on.tensors(model, made, held) | judged(sure)
+        tensors = self.trained_on.tensors(model, made, held) | judged(model.names, told)
         return Contents(made, tensors, self._images(model, made))
 
     def _train(self, model: Model, names: Sequence[str], progress: Progress, *, new: bool, first: bool) -> None:
@@ -414,34 +420,6 @@ def _by_class(images: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for name, file in images:
         found.setdefault(name, []).append(file)
     return found
-
-
-def measure(
-    model: Model,
-    x: Tensor,
-    labels: Sequence[str],
-    before: Mapping[str, Score] | None = None,
-    sure: list[float] | None = None,
-) -> dict[str, Score]:
-    """Return how often both classifiers are right on images of each class, and on others ``before`` them.
-
-    The largest probability of each image is added to ``sure``.
-    """
-    scores = dict(before or dict.fromkeys(model.names, Score(0, 0, 0)))
-    if not len(x):
-        return scores
-    probabilities, nearness = model.readouts(x)
-    if sure is not None:
-        sure += probabilities.amax(1).tolist()
-    cnn, nme = (found.argmax(1).tolist() for found in (probabilities, nearness))
-    for name, one, other in zip(labels, cnn, nme, strict=True):
-        scores[name] += Score(1, int(model.names[one] == name), int(model.names[other] == name))
-    return scores
-
-
-def judged(sure: Sequence[float]) -> dict[str, Tensor]:
-    """Return what is saved to tell unknown images by: how sure a model is of images that were held out."""
-    return {SURE: torch.tensor(sorted(sure), dtype=torch.float32)}
 
 
 def readout_of(own: str) -> Readout:

@@ -43,6 +43,7 @@ class Model:
         self.names: list[str] = []
         self.increments = 0
         self.seen_images = 0  # in training, ever
+        self.factor = 1.0  # of logits, that calibrates probabilities
         self._means: Tensor | None = None  # of exemplars, once they were asked for
 
     @property
@@ -129,7 +130,7 @@ class Model:
         return self._probabilities(output), self._nearness(output)
 
     def _probabilities(self, output: Output) -> Tensor:
-        return self.method.scores(output).softmax(1).cpu()
+        return (self.factor * self.method.scores(output)).softmax(1).cpu()
 
     def _nearness(self, output: Output) -> Tensor:
         if self._means is None:

@@ -1,6 +1,8 @@
 """A model from Python: `edbl.open`."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from edbl.app import bundle as disk
 from edbl.app import edit, versions
 from edbl.app.learn import increment
 from edbl.app.photos import Photo
-from edbl.app.predict import UNKNOWN, Prediction, Predictor
+from edbl.app.predict import PART, UNKNOWN, Prediction, Predictor
 from edbl.app.settings import Request
 from edbl.data.decoding import Decoded, squared
 from edbl.engine.progress import Progress
@@ -58,16 +60,20 @@ class Opened:
         """
         if not isinstance(top, int) or top < 1:
             raise EdblError(f"top={top} must be a whole number of 1 or more")
-        predictor = self._predictor(unknown)
-        if isinstance(images, str | PathLike):
-            return list(predictor([Path(images)], top, quiet=True))
+        predictor, notes = self._predictor(unknown), list[str]()
         found: list[Prediction] = []
         size = predictor.settings.image_size
-        for number, one in enumerate(_listed(images)):
-            if isinstance(one, str | PathLike):
-                found += predictor([Path(one)], top, quiet=True)
-            else:
-                found += predictor.told([Path(str(number))], [Decoded(squared(_image(one), size))], top)
+        numbered = enumerate(_listed(images))
+        for files, group in groupby(numbered, key=lambda one: isinstance(one[1], str | PathLike)):
+            some = list(group)
+            if files:
+                found += predictor([Path(one) for _, one in some], top, notes.append, quiet=True)
+                continue
+            for start in range(0, len(some), PART):
+                part = some[start : start + PART]
+                decoded = [Decoded(squared(_image(one), size)) for _, one in part]
+                found += predictor.told([Path(str(number)) for number, _ in part], decoded, top)
+        _warn(notes)
         return found
 
     def learn(
@@ -86,11 +92,12 @@ class Opened:
         if unknown := sorted(options.keys() - Request.__dataclass_fields__.keys() | options.keys() & {"folders"}):
             raise EdblError(f"there is no option {unknown[0]} to learn with")
         folders, given = _to_learn(images, labels)
-        request = Request(folders=[str(Path(folder).resolve()) for folder in folders], **options)
-        with increment(self.folder, request, device=self.device, yes=yes, say=_silent, given=given) as begun:
+        request, notes = Request(folders=[str(Path(folder).resolve()) for folder in folders], **options), list[str]()
+        with increment(self.folder, request, device=self.device, yes=yes, say=notes.append, given=given) as begun:
             if begun is not None:
                 begun.prepare()
                 begun.commit(begun.learn(Progress()))
+        _warn(notes)
 
     def forget(self, *classes: str, photos: Sequence[str | PathLike[str]] = ()) -> None:
         """Forget classes, or photos, given as files."""
@@ -108,7 +115,7 @@ class Opened:
     def _predictor(self, unknown: float) -> Predictor:
         version = self.version
         if self._asked is None or self._asked[:2] != (version, unknown):
-            self._asked = version, unknown, Predictor(self.folder, None, self.device, unknown)
+            self._asked = version, unknown, Predictor(self.folder, None, self.device, unknown, keep=True)
         return self._asked[2]
 
 
@@ -161,5 +168,7 @@ def _image(given: Any) -> Image.Image:
     return Image.fromarray(array)
 
 
-def _silent(note: str) -> None:
-    """Say nothing."""
+def _warn(notes: Sequence[str]) -> None:
+    """Tell the caller of who calls this what the command would print as notes."""
+    for note in notes:
+        warnings.warn(note.removeprefix("note: "), stacklevel=3)

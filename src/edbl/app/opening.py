@@ -12,6 +12,7 @@ from edbl.app import bundle as disk
 from edbl.app.bundle import FEATURES, Contents
 from edbl.app.description import EXEMPLARS, VALIDATION, Bundle, Known
 from edbl.app.inputs import Trained, inputs_of, trained_on
+from edbl.app.measuring import factor_of
 from edbl.app.model import Model
 from edbl.engine.environment import pick_device
 from edbl.errors import EdblError
@@ -36,6 +37,10 @@ def open_model(
     inputs = trained_on(contents.bundle.settings)
     model = inputs.model(made, pick_device(device))
     restore(folder, inputs, model, contents)
+    try:
+        model.factor = factor_of(contents.tensors)
+    except ValueError as error:
+        raise disk.damaged(folder, disk.WEIGHTS, str(error)) from error
     return contents, model
 
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import honest, importers, photos
+from edbl.app import honest, importers, photos, places
 from edbl.app.description import EXEMPLARS, VALIDATION, Bundle
 from edbl.app.exact import Exact
-from edbl.app.honest import Left
+from edbl.app.honest import Left, Suspect
 from edbl.app.inputs import inputs_of, trained_on
 from edbl.app.opening import held_out, load, open_model
 from edbl.data.decoding import Pixels
@@ -25,9 +25,9 @@ HELD_OUT = "Measured with photos that were held out: none of them was learnt."
 NOTHING = "The model keeps nothing of photos, so none can be left out to measure with."
 SOME = "Of classes with many photos some were left out, chosen by chance."
 NEEDS = (
-    "What twice the photos of a class would bring it, in points, with the 95% interval of the mean: by so much the "
-    "last doubling helped, over all classes. A single class may gain more or less; where the curve does not tell, "
-    "nothing is said."
+    "What twice the photos of a class would bring it, in points, with the 95% interval: foretold for the mean over "
+    "classes, by what the last doubling brought and what doublings usually bring. A single class may gain more or "
+    "less; where it cannot be told, nothing is said."
 )
 
 Pictures = Mapping[str, Pixels]  # photos at hand, by digest
@@ -67,8 +67,10 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
     if left is None:
         return _made(folder, bundle, [], NOTHING if bundle.settings.keep == "nothing" else "")
     names = bundle.names
-    asked = _asked(left.told.scores.softmax(1), left.y, left.told.digests, pictures)
-    odd = [Odd(asked[one.row], honest.looks(names, one)) for one in honest.suspects(left)]
+    suspects = honest.suspects(left)
+    asked = _asked(folder, bundle, left.told.scores.softmax(1), left.y, left.told.digests, pictures, suspects)
+    of = {photo.digest: photo for photo in asked}
+    odd = [Odd(of[one.digest], honest.looks(names, one)) for one in suspects]
     needs = {one.label: one for one in honest.needs(left)}
     more = {
         names[k]: f"about {count(need.photos, 'more photo')}: {need.points:.1f} points "
@@ -93,12 +95,24 @@ def _trained(folder: Path, bundle: Bundle, pictures: Pictures) -> Model:
     scores = cnn if bundle.readout == "cnn" else near
     y = torch.tensor([bundle.names.index(name) for name in labels])
     digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
-    return _made(folder, bundle, _asked(scores, y, digests, pictures), HELD_OUT)
+    return _made(folder, bundle, _asked(folder, bundle, scores, y, digests, pictures), HELD_OUT)
 
 
-def _asked(scores: Tensor, y: Tensor, digests: Sequence[str], pictures: Pictures) -> list[Photo]:
+def _asked(
+    folder: Path,
+    bundle: Bundle,
+    scores: Tensor,
+    y: Tensor,
+    digests: Sequence[str],
+    pictures: Pictures,
+    suspects: Sequence[Suspect] = (),
+) -> list[Photo]:
+    """Return photos as they were asked; the odd ones and mistakes are fetched from where they were learnt from."""
     values, answers = scores.max(1)
-    rows = zip(digests, y.tolist(), answers.tolist(), values.tolist(), strict=True)
+    rows = list(zip(digests, y.tolist(), answers.tolist(), values.tolist(), strict=True))
+    shown = [*(one.digest for one in suspects), *(digest for digest, label, answer, _ in rows if label != answer)]
+    missing = [digest for digest in dict.fromkeys(shown) if digest not in pictures]
+    pictures = {**pictures, **places.pictures(folder, missing, bundle.settings.image_size)}
     return [Photo(digest, label, answer, value, pictures.get(digest)) for digest, label, answer, value in rows]
 
 

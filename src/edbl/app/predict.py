@@ -13,6 +13,7 @@ from edbl.app.bundle import damaged, settle
 from edbl.app.description import Readout
 from edbl.app.exact import answers
 from edbl.app.inputs import inputs_of
+from edbl.app.measuring import SURE
 from edbl.app.model import Model
 from edbl.app.opening import load, open_model
 from edbl.data.decoding import Decoded
@@ -25,7 +26,6 @@ from edbl.text import bar
 
 PART = 64  # photos in memory at a time
 UNKNOWN = 0.05  # share of photos of known classes that may be called unknown
-SURE = "sure.judged"  # of a trained model: the largest probability of each image that was held out, ascending
 
 
 @dataclass(frozen=True)

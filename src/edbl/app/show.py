@@ -270,7 +270,7 @@ def prediction_values(p: Prediction, readout: Readout | None) -> dict[str, Any]:
     """Return a prediction for programs."""
     values: dict[str, Any] = {"image": as_text(p.path)}
     if p.bad:
-        return {**values, "error": p.bad}
+        return {**values, "unknown": False, "error": p.bad}
     how = {"readout": readout} if readout else {}
     classes = [{"class": n, "score": round(v, 6)} for n, v in p.best]
     return {**values, **how, "unknown": p.unknown, "classes": classes}

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from edbl.app import bundle as disk
+from edbl.app import places
 from edbl.app.begin import had
 from edbl.app.description import Bundle
 from edbl.app.exact import drop_stale
@@ -34,7 +35,7 @@ def history(folder: Path) -> tuple[Bundle, list[Bundle]]:
 def prune(folder: Path) -> int:
     """Remove all versions but the model as it is; return how many bytes that has freed.
 
-    Features of photos that none of them has any more leave the user's cache too.
+    Features of photos that none of them has any more leave the user's cache too, and so do their paths.
     """
     with disk.changing(folder) as found:
         others = [disk.read_version(folder, number) for number in disk.versions(folder) if number != found.version]
@@ -42,6 +43,7 @@ def prune(folder: Path) -> int:
         freed = drop_stale(folder, found) + disk.prune(folder, found)
         if gone and (kept := cache.usual()):
             kept.drop(gone)
+            places.remember(folder, {}, _digests(found))
         return freed
 
 

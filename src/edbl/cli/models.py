@@ -246,7 +246,7 @@ def forget(
     if classes:
         left, gone = remove(model, classes, device), ", ".join(dict.fromkeys(classes))
     else:
-        left, gone = forget_photos(model, photos or [], device), count(photos or [], "photo")
+        left, gone = forget_photos(model, photos or [], device, terminal.say), count(photos or [], "photo")
     terminal.tell(f"forgot {gone}; {count(left.classes, 'class')} left; {show.memory(model, left)}")
     terminal.say(f"earlier versions still have it: {command('prune', model)} removes them, and {_undone(model)}")
 

@@ -239,7 +239,8 @@ class Bars(Count):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        self._loss, self._busy = float("nan"), ""
+        self._loss: float | None = None  # unless it was looked at
+        self._busy = ""
         self._looked = time.monotonic()
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
@@ -256,7 +257,7 @@ class Bars(Count):
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""
         super().phase(task, name, epochs, done)
-        self._busy = ""
+        self._loss, self._busy = None, ""
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
         """Count a step."""
@@ -290,7 +291,7 @@ class Bars(Count):
                 escape(self.phase_name),
                 ProgressBar(total=self.phase_epochs, completed=self.done, width=30),
                 f"epoch {min(self.now + 1, self.phase_epochs)}/{self.phase_epochs}",
-                f"loss {self._loss:.4f}  {speed:,.0f} images/s",
+                f"{'' if self._loss is None else f'loss {self._loss:.4f}  '}{speed:,.0f} images/s",
             )
         return table
 

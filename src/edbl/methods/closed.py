@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -133,4 +132,6 @@ def one_thread() -> Iterator[None]:
 
 @cache
 def _blas() -> Any:
-    return import_module("threadpoolctl").ThreadpoolController()
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

@@ -3,9 +3,10 @@
 All is float64: how samples were split into updates, and in which order they came, shows in the last digits alone.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -46,11 +47,17 @@ class Form(Protocol):
     def __init__(self, classes: Classes, x: Tensor, y: Tensor) -> None:
         """Take classes, and samples to leave out."""
 
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out, which were learnt and are of classes of two or more."""
+
     def solve(self, shrinkage: float) -> tuple[Tensor, Tensor]:
         """Return weight, ``[classes, width]``, and bias, ``[classes]``."""
 
     def left_out(self, shrinkage: float) -> Tensor:
         """Return the scores that each of some samples has by the others, ``[n, classes]``."""
+
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
+        """Return the scores that those ``gone`` of all samples of a class have by all others, ``[n, classes]``."""
 
 
 Fit = tuple[float, float, float]  # loss, factor and shrinkage
@@ -66,6 +73,11 @@ class Closed(NamedTuple):
     judged: Tensor  # [n], which samples were left out one by one: those of classes of two or more
     left_out: Tensor  # [judged, classes], the logits that each of them has by all others
     factor: float  # by which scores became logits
+    form: Form
+
+    def logits(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the logits that samples have by all others, ``[n, classes]``; they are of classes of two or more."""
+        return _centred(self.factor * self.form.asking(x, y).left_out(self.shrinkage))
 
 
 class Discriminant:
@@ -90,9 +102,18 @@ class Discriminant:
         self.values, self.axes = _eigen(classes.scatter, _span(classes, x, y))
         self.mean_value = float(self.values.sum()) / len(classes.scatter) / self.free
         self.scatters = self.mean_value > ROUNDING * float(classes.means.square().mean())
-        self.means = classes.means @ self.axes
-        self.y, self.x = y, (x - classes.means[y]) @ self.axes
+        self.means, self.centres = classes.means @ self.axes, classes.means
+        self._ask(x, y)
+
+    def _ask(self, x: Tensor, y: Tensor) -> None:
+        self.y, self.x = y, (x - self.centres[y]) @ self.axes
         self.squares = self.x.square()
+
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out."""
+        other = copy.copy(self)
+        other._ask(x, y)
+        return other
 
     def _inverse(self, shrinkage: float, free: int) -> Tensor:
         """Return the eigenvalues of ``A^-1``; where nothing scatters, nearest means are left."""
@@ -130,18 +151,19 @@ class Discriminant:
         others = self.counts.expand_as(square).scatter(1, own, (number - 1).unsqueeze(1))
         return trace.unsqueeze(1) / (2 * others) - square / 2
 
-    def without(self, label: int, gone: Tensor, shrinkage: float) -> Tensor:
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
         """Return the scores, ``[n, classes]``, that some samples of a class have by all others.
 
-        ``gone`` are they less their class's mean, along ``axes``: some of the class, or all, whose score is then
-        endlessly low. As `left_out`, it takes away what they add to the covariance, at once: a matrix of rank n.
+        ``x`` are all samples of the class, ``gone`` tells which of them go: some, or all, whose score is then endlessly
+        low. As `left_out`, it takes away what they add to the covariance, at once: a matrix of rank n.
         """
+        gone = (x[gone] - self.centres[label]) @ self.axes
         number, total = len(gone), gone.sum(0)
         left = float(self.counts[label]) - number
         free = max(self.free - number + (left < 1), 1)
         inverse, lost = self._inverse(shrinkage, free), (1 - shrinkage) / free * self.scatters
         means, counts = self.means.clone(), self.counts.clone()
-        x, u = gone + means[label], gone
+        asked, u = gone + means[label], gone
         if left >= 1:
             means[label] -= total / left
             u = gone + (math.sqrt(1 + number / left) - 1) / number * total  # u' u: what goes from the scatter
@@ -149,8 +171,8 @@ class Discriminant:
         du = u * inverse
         gram = du @ u.T
         core: Tensor = torch.linalg.inv(torch.eye(number).to(gram) - lost * gram)
-        of_x, of_means = x @ du.T, means @ du.T
-        product = (x * inverse) @ means.T + lost * of_x @ core @ of_means.T
+        of_x, of_means = asked @ du.T, means @ du.T
+        product = (asked * inverse) @ means.T + lost * of_x @ core @ of_means.T
         square = (means.square() * inverse).sum(1) + lost * (of_means @ core * of_means).sum(1)
         trace = inverse @ self.values - gram.trace() + lost * (core * ((du * self.values) @ du.T - gram @ gram)).sum()
         scores: Tensor = product - square / 2 + trace / free / (2 * counts)
@@ -178,10 +200,20 @@ class Ridge:
         away = classes.means - centre
         self.values, self.axes = _eigen(classes.scatter + away.T @ away, _span(classes, x, y))
         self.mean_value = self.values.sum() / len(classes.scatter)
-        self.centre, self.means = centre, away @ self.axes
-        self.y, self.x = y, (x - centre) @ self.axes
+        self.centre, self.means, self.counts = centre, away @ self.axes, classes.counts
+        self.centres = classes.means
+        self._ask(x, y)
+
+    def _ask(self, x: Tensor, y: Tensor) -> None:
+        self.y, self.x = y, (x - self.centre) @ self.axes
         self.squares = self.x.square()
-        self.share = 1 / classes.counts[y]  # a sample's weight
+        self.share = 1 / self.counts[y]  # a sample's weight
+
+    def asking(self, x: Tensor, y: Tensor) -> Self:
+        """Return the same with other samples to leave out."""
+        other = copy.copy(self)
+        other._ask(x, y)
+        return other
 
     def _inverse(self, shrinkage: float) -> Tensor:
         penalty = shrinkage / (1 - shrinkage) * self.mean_value
@@ -199,6 +231,31 @@ class Ridge:
         leverage = self.share * (1 / classes + self.squares @ inverse)
         truth = F.one_hot(self.y, classes).to(fitted.dtype)
         return truth - (truth - fitted) / (1 - leverage).unsqueeze(1)
+
+    def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
+        """Return the scores, ``[n, classes]``, that some samples of a class have by all others.
+
+        ``x`` are all samples of the class, ``gone`` tells which of them go: some, or all, whose score is then endlessly
+        low. Seen from the centre as it is, the samples of the class get other weights and the centre moves: a change of
+        rank n + 1. The penalty is not estimated again.
+        """
+        classes, left = len(self.means), int((~gone).sum())
+        means, others = self.centres.clone(), torch.arange(classes) != label
+        means[label] = x[~gone].mean(0) if left else 0
+        kept = classes if left else classes - 1
+        centre = (means if left else means[others]).mean(0)
+        changed = (torch.cat([x, centre.unsqueeze(0)]) - self.centre) @ self.axes
+        share = torch.where(gone, 0.0, 1 / max(left, 1)) - 1 / len(x)
+        weights = torch.cat([share.to(x), torch.tensor([-kept]).to(x)]).unsqueeze(1)
+        inverse = self._inverse(shrinkage)
+        to_changed = changed * inverse
+        core = torch.linalg.solve(torch.eye(len(changed)).to(x) + weights * (to_changed @ changed.T), weights * changed)
+        asked, towards = (x[gone] - centre) @ self.axes * inverse, (means - centre) @ self.axes
+        product = asked @ towards.T - (asked @ changed.T) @ (core * inverse) @ towards.T
+        scores: Tensor = product + 1 / kept
+        if not left:
+            scores[:, label] = -math.inf
+        return scores
 
 
 def _span(classes: Classes, x: Tensor, y: Tensor) -> Tensor | None:
@@ -256,9 +313,13 @@ def fitted(
     factor = factor or found
     weight, bias = form.solve(best)
     left_out = factor * form.left_out(best)
-    # What all classes have in common changes no probability, and would cost digits.
-    centred = [logits - logits.mean(-1, keepdim=True) for logits in (weight.T, bias, left_out)]
-    return Closed(factor * centred[0].T, factor * centred[1], best, least, judged, centred[2], factor)
+    logits = (factor * _centred(weight.T).T, factor * _centred(bias), _centred(left_out))
+    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form)
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """Return logits without what all classes have in common: it changes no probability, and would cost digits."""
+    return logits - logits.mean(-1, keepdim=True)
 
 
 def calibrated(scores: Tensor, y: Tensor) -> tuple[float, float]:

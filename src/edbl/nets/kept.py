@@ -5,6 +5,7 @@ Nothing here hangs on the order of samples, or on how they were split into updat
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from edbl.nets.closed import Classes
 
-MANY = 1000  # samples of a class; the scatter of more takes less room than their features
+MANY = 1000  # samples of a class, of more of which sums are kept and the features of half as many
 JUDGES = 2000  # samples that are left out one by one, shared by the classes
 LEAST_JUDGES = 20  # of a class
+CHOOSING = 4  # part of `MANY`: so many of a class choose the classifier, half of what is left of a class of many
 ODD = -7046029254386353131  # 2**64 over the golden ratio: its multiples look random
 STATE = ("features", "labels", "ids", "counts", "means", "scatter", "summed", "scatters")
 
@@ -27,7 +29,8 @@ class Kept:
     """What is kept of all samples of all classes.
 
     Counts, means and scatters are of all samples, as ``vectors`` makes them of features. A class of many has its own
-    scatter, and among ``features`` those of a few of its samples, to leave out one by one.
+    scatter, and among ``features`` those of some of its samples, to leave out one by one: all whose number by `_odd`
+    is at most some bound, whatever was added and dropped.
     """
 
     features: Tensor  # [n, width], in half precision
@@ -116,25 +119,52 @@ class Kept:
         """All that a classifier is made of, but for samples to leave out."""
         return Classes(self.counts, self.means, self.scatter)
 
+    @property
+    def _most(self) -> int:
+        """How many samples of a class are left out one by one."""
+        return max(LEAST_JUDGES, JUDGES // max(len(self.counts), 1))
+
     def judges(self) -> tuple[Tensor, Tensor]:
-        """Return samples to leave out one by one, of each class as many, and their labels."""
-        chosen = self.judging()
+        """Return samples by which a classifier is chosen, of each class as many, and their labels.
+
+        They are the same however a class came to be, and whatever of it was dropped, as long as none is `worn`.
+        """
+        return self.samples(self.choosing)
+
+    def samples(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Return samples and their labels."""
         return self.vectors(self.features[chosen].double()), self.labels[chosen]
 
+    @cached_property
+    def choosing(self) -> Tensor:
+        """Tell by which samples a classifier is chosen, ``[n]``."""
+        return self._shared(min(self._most, MANY // CHOOSING))
+
+    @cached_property
     def judging(self) -> Tensor:
-        """Tell which samples are left out one by one, ``[n]``."""
-        most = max(LEAST_JUDGES, JUDGES // max(len(self.counts), 1))
+        """Tell which samples are left out one by one, ``[n]``: those of `choosing`, and more of few classes."""
+        return self._shared(self._most) if self._most > MANY // CHOOSING else self.choosing
+
+    def _shared(self, most: int) -> Tensor:
         return self._first(torch.bincount(self.labels, minlength=len(self.counts)) > most, most)
+
+    @property
+    def worn(self) -> list[int]:
+        """Classes of many of whose samples so many were dropped that too few are left to choose a classifier by."""
+        there = torch.bincount(self.labels, minlength=len(self.counts))
+        return (there < self.counts.clamp(max=min(self._most, MANY // CHOOSING))).nonzero().squeeze(1).tolist()
 
     def add(self, features: Tensor, labels: Tensor, ids: Tensor | None = None) -> "Kept":
         """Return it with more samples, of known classes or new ones."""
         classes = max(len(self.counts), int(labels.max()) + 1)
         empty = self.counts.new_zeros(classes - len(self.counts))
+        ids = labels.new_zeros(len(labels), 0) if ids is None else ids
+        near = self._within(features.half(), labels)
         more = replace(
             self,
-            features=torch.cat([self.features, features.half()]),
-            labels=torch.cat([self.labels, labels]),
-            ids=torch.cat([self.ids, labels.new_zeros(len(labels), 0) if ids is None else ids]),
+            features=torch.cat([self.features, features.half()[near]]),
+            labels=torch.cat([self.labels, labels[near]]),
+            ids=torch.cat([self.ids, ids[near]]),
             counts=torch.cat([self.counts, empty]),
             means=torch.cat([self.means, empty.unsqueeze(1).expand(-1, self.means.shape[1])]),
         )
@@ -142,11 +172,21 @@ class Kept:
             more = more._merged(label, features[labels == label], 1)
         return more._settled(self, labels)
 
-    def drop(self, features: Tensor, labels: Tensor) -> "Kept":
+    def _within(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Tell which samples may be kept, ``[n]``: of a class of many those below the last of what is kept of it."""
+        stay = torch.ones_like(labels, dtype=torch.bool)
+        for label in self.summed[torch.isin(self.summed, labels)].tolist():
+            last = _last(_odd(self.features[self.labels == label]))
+            stay &= (labels != label) | (_odd(features) < last)
+        return stay
+
+    def drop(self, features: Tensor, labels: Tensor, ids: Tensor | None = None) -> "Kept":
         """Return it without some samples, which were added before."""
         stay, fewer = torch.ones_like(self.labels, dtype=torch.bool), self
-        for row, label in zip(features.half(), labels.tolist(), strict=True):
-            same = (stay & (self.labels == label) & (self.features == row).all(1)).nonzero()
+        ids = labels.new_zeros(len(labels), 0) if ids is None else ids
+        for row, label, id in zip(features.half(), labels.tolist(), ids, strict=True):
+            own = stay & (self.labels == label) & (self.ids == id).all(1)
+            same = (own & (self.features == row).all(1)).nonzero()
             stay[same[:1]] = False
             if label in self.summed.tolist():
                 fewer = fewer._merged(label, row.unsqueeze(0), -1)
@@ -198,7 +238,7 @@ class Kept:
             away = self.vectors(self.features[self.labels == label].double()) - self.means[label]
             scatters.append(pack(away.T @ away).unsqueeze(0))
         summed = torch.cat([self.summed, new])
-        stay = self._first(torch.isin(torch.arange(len(self.counts), device=summed.device), summed), MANY // 10)
+        stay = self._first(torch.isin(torch.arange(len(self.counts), device=summed.device), summed), MANY // 2)
         return replace(
             self,
             features=self.features[stay],
@@ -242,9 +282,7 @@ class Kept:
         stay = torch.ones_like(self.labels, dtype=torch.bool)
         for label in chosen.nonzero().squeeze(1).tolist():
             rows = (self.labels == label).nonzero().squeeze(1)
-            bits = self.features[rows].view(torch.int16).long()
-            odd = ODD * (2 * torch.arange(bits.shape[1], device=bits.device) + 1)
-            stay[rows[(bits * odd).sum(1).argsort(stable=True)[most:]]] = False
+            stay[rows[_odd(self.features[rows]).argsort(stable=True)[most:]]] = False
         return stay
 
 
@@ -256,7 +294,8 @@ def united(one: Part, other: Part, vectors: Callable[[Tensor], Tensor]) -> Part:
         return {name: torch.cat([one[name], other[name][new]]) for name in ("features", "ids")}
     if both.any():
         raise ValueError("samples of both are in sums alone")
-    one, other = (part if "scatter" in part else _as_sums(part, vectors) for part in (one, other))
+    last = min(_last(_odd(part["features"])) for part in (one, other) if "scatter" in part)
+    one, other = (_up_to(last, part if "scatter" in part else _as_sums(part, vectors)) for part in (one, other))
     counts = one["count"], other["count"]
     total, away = counts[0] + counts[1], other["mean"] - one["mean"]
     between = pack(counts[0] * counts[1] / total * torch.outer(away, away))
@@ -267,6 +306,22 @@ def united(one: Part, other: Part, vectors: Callable[[Tensor], Tensor]) -> Part:
         "mean": one["mean"] + counts[1] / total * away,
         "scatter": one["scatter"] + other["scatter"] + between,
     }
+
+
+def _odd(features: Tensor) -> Tensor:
+    """Return a number of each sample that hangs on its values alone, and looks random."""
+    bits = features.contiguous().view(torch.int16).long()
+    return (bits * (ODD * (2 * torch.arange(bits.shape[1], device=bits.device) + 1))).sum(1)
+
+
+def _last(numbers: Tensor) -> int:
+    return int(numbers.max()) if len(numbers) else torch.iinfo(torch.int64).min
+
+
+def _up_to(last: int, part: Part) -> Part:
+    """Return a part without samples of which others of the same number are not kept."""
+    stay = _odd(part["features"]) <= last
+    return {**part, "features": part["features"][stay], "ids": part["ids"][stay]}
 
 
 def _as_sums(part: Part, vectors: Callable[[Tensor], Tensor]) -> Part:

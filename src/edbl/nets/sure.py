@@ -23,15 +23,17 @@ class Sure(NamedTuple):
     judged: Tensor  # [n], the sureness of each of these samples, ascending
 
     @classmethod
-    def of(cls, confidence: Callable[[Tensor], Tensor], found: Closed, classes: Classes, x: Tensor, y: Tensor) -> Self:
-        """Measure by samples ``x`` of classes ``y``, all of which ``found`` has left out one by one."""
-        means = F.normalize(classes.means)
+    def of(
+        cls, confidence: Callable[[Tensor], Tensor], found: Closed, means: Tensor, x: Tensor, y: Tensor, near: Tensor
+    ) -> Self:
+        """Measure by samples ``x`` of classes ``y``, all of which ``found`` has left out one by one.
+
+        ``near`` is their `nearness`; ``means`` are those of the classes.
+        """
+        means = F.normalize(means)
         if not len(y):
             return cls(means, means.new_zeros(2), means.new_ones(2), means.new_zeros(0))
-        own, number = classes.means[y], classes.counts[y].unsqueeze(1)
-        others = F.normalize((number * own - x) / (number - 1))
-        unit = F.normalize(x)
-        cosines = (unit @ means.T).scatter(1, y.unsqueeze(1), (unit * others).sum(1, keepdim=True))
+        cosines = (F.normalize(x) @ means.T).scatter(1, y.unsqueeze(1), near.unsqueeze(1))
         both = torch.stack([confidence(found.left_out), cosines.amax(1)], 1)
         spread = both.std(0, correction=0)
         spread = spread.where(spread > 1e-9, 1)
@@ -42,6 +44,13 @@ class Sure(NamedTuple):
         """Return the sureness of samples, ``[n]``."""
         cosine = (F.normalize(x) @ self.means.T).amax(1)
         return ((torch.stack([confidence, cosine], 1) - self.middle) / self.spread).sum(1)
+
+
+def nearness(classes: Classes, x: Tensor, y: Tensor) -> Tensor:
+    """Return the cosine of each sample with the mean of all others of its class, ``[n]``."""
+    own, number = classes.means[y], classes.counts[y].unsqueeze(1)
+    others = F.normalize((number * own - x) / (number - 1))
+    return (F.normalize(x) * others).sum(1)
 
 
 def threshold(judged: Tensor, rate: float) -> float:

@@ -122,7 +122,7 @@ class Taught(Learning):
     def _compute(self, inputs: Frozen, shown: Sequence[Shown]) -> None:
         if shown:
             inputs.check()
-            for one, features in zip(shown, inputs.quickly(_pixels(shown), self.device), strict=True):
+            for one, features in zip(shown, inputs.asked(_pixels(shown), self.device), strict=True):
                 one.features = features
 
     def _features(self, shown: Sequence[Shown]) -> Tensor:
@@ -347,9 +347,9 @@ class Taught(Learning):
             return []
         left, names, there = solved.left, solved.bundle.names, told.pictures(self.folder, solved.bundle)
         return [
-            {"id": left.told.digests[one.row], "label": names[int(left.y[one.row])],
+            {"id": one.digest, "label": names[one.label],
              "looks_like": None if one.far else names[one.other], "probability": round(one.probability, 6),
-             "thumbnail": self._pictured(left.told.digests[one.row], there)}
+             "thumbnail": self._pictured(one.digest, there)}
             for one in honest.suspects(left)
         ]  # fmt: skip
 
