@@ -9,8 +9,7 @@ from typing import TypeVar
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from edbl.serve.limits import MB, Limits
 from edbl.serve.refusals import Refused
@@ -36,6 +35,12 @@ class Form:
     labels: Sequence[str]
 
 
+class _InMemory(MultiPartParser):
+    """What a form brings never touches the disk; the bound of all requests covers it."""
+
+    spool_max_size = 0  # which is without end
+
+
 def is_form(request: Request) -> bool:
     """Tell whether a request brings files."""
     return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -43,10 +48,11 @@ def is_form(request: Request) -> bool:
 
 async def form(request: Request, limits: Limits, labelled: bool = False) -> Form:
     """Read files, each with a label where it is to be ``labelled``."""
+    most = {"max_files": limits.files, "max_fields": limits.files, "max_part_size": limits.name * 4}
     try:
-        found = await request.form(max_files=limits.files, max_fields=limits.files, max_part_size=limits.name * 4)
-    except (MultiPartException, HTTPException, UnicodeDecodeError, ValueError, KeyError) as error:
-        why = getattr(error, "message", "") or getattr(error, "detail", "") or "it is no multipart form"
+        found = await _InMemory(request.headers, request.stream(), **most).parse()
+    except (MultiPartException, UnicodeDecodeError, ValueError, KeyError) as error:
+        why = getattr(error, "message", "") or "it is no multipart form"
         raise Refused(400, f"the request cannot be read: {why}"[: limits.name]) from error
     try:
         if odd := [name for name in found if name not in (("files", "labels") if labelled else ("files",))]:
