@@ -78,16 +78,23 @@ class Connected:
         self.url, self._parts, self._token, self._seconds = url, parts, token, seconds
         self._line: HTTPConnection | None = None
         self.name = ""
+        try:
+            self.name = self._found(model, new)
+        except BaseException:
+            self.close()
+            raise
+
+    def _found(self, model: str | None, new: Mapping[str, str | None] | None) -> str:
+        """Return the name of the model that is meant, made first where ``new`` says how."""
         if new is not None:
-            model = str(self._json("POST", "", {"name": model or "model", **new})["name"])
+            return str(self._json("POST", "", {"name": model or "model", **new})["name"])
         there = self.models
         if model is None and len(there) == 1:
             model = there[0]
-        if model not in there:
-            self.close()
+        if model is None or model not in there:
             what = f"has no model '{model}'" if model else "has several models; name one"
-            raise EdblError(f"{url} {what}: {', '.join(there[:10]) or 'it has none'}")
-        self.name = model
+            raise EdblError(f"{self.url} {what}: {', '.join(there[:10]) or 'it has none'}")
+        return model
 
     def __enter__(self) -> Self:
         """Return it, to be closed in the end."""
