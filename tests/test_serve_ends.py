@@ -365,5 +365,10 @@ def test_a_photo_of_an_exported_model_is_shown(call: Caller, tmp_path: Path) -> 
 
 def test_a_form_is_held_in_memory_alone(call: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.TemporaryFile", None)  # what a spooled file turns to
+    monkeypatch.setattr("tempfile.SpooledTemporaryFile", None)
     data, kind = multipart([large(k) for k in range(4)])
     assert call("POST", f"{M}/predict", data=data, headers=kind).status == 200
+    cut = call("POST", f"{M}/predict", data=data[:-9], headers=kind)
+    assert (cut.status, cut.json["error"]) == (400, "the form cannot be read: it ends before its last boundary")
+    bare = call("POST", f"{M}/predict", data=data, headers={"Content-Type": "multipart/form-data"})
+    assert bare.json["error"] == "the form cannot be read: it has no boundary"

@@ -128,14 +128,14 @@ def test_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with served(tmp_path / "m", limits=small, **NEW) as call:
         post = f"POST {M}/predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: "
         form, text = "multipart/form-data; boundary=x", "application/json"
-        for kind, length in ((form, 2 * MB), (text, 1001), (form, 10**30)):
+        for kind, length in ((form, 2 * MB), (text, 1001), (form, 10**18)):
             told = raw(call, f"{post}{kind}\r\nContent-Length: {length}\r\n\r\n".encode())
             assert status(told) == 413
             assert b"connection: close" in told.lower()
         chunk = b"800\r\n" + b" " * 0x800 + b"\r\n0\r\n\r\n"
         assert status(raw(call, f"{post}{text}\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunk)) == 413
         assert call.form(f"{M}/predict", [picture(0, k) for k in range(3)]).status == 200
-        assert call.form(f"{M}/predict", [picture(0, k) for k in range(4)]).status == 400
+        assert call.form(f"{M}/predict", [picture(0, k) for k in range(4)]).status == 413
         large = call.form(f"{M}/predict", [("a.png", bytes(20_001))])
         assert (large.status, "a photo has at most" in large.json["error"]) == (413, True)
         assert call.form(f"{M}/teach", [picture(0, 0)], ["x" * 201]).status in (400, 422)
@@ -172,7 +172,7 @@ def test_files_that_are_no_photos_are_named(call: Caller) -> None:
         ("empty.png", b""),
         ("text.jpg", b"<script>"),
         ("odd.heic", b"\0\0\0\x18ftypheic"),
-        ("line.png", png(Image.new("RGB", (20_000, 1)))),
+        ("line.png", png(Image.new("RGB", (20_000, 1), "white"))),
         ("moving.gif", moving.getvalue()),
         ("fine.png", picture(0, 1)[1]),
     ]
