@@ -25,6 +25,11 @@ from edbl.serve.shelf import Shelf
 from edbl.serve.uploads import invalid
 
 REASONS = {404: "there is nothing at this address", 405: "this address takes other methods"}
+NOW = {
+    "models_loaded": "Models in use.",
+    "photos_held": "Photos in memory.",
+    "resident_bytes": "Memory of the process.",
+}
 WRONG = {
     "4XX": "What is wrong, in one or two sentences.",
     "503": "Too much at a time, or files of the model that cannot be read; Retry-After says when to try again.",
@@ -95,11 +100,8 @@ def _health(app: FastAPI, desk: Desk) -> None:
     async def metrics() -> Response:
         """Return what the server counts, as Prometheus reads it."""
         loaded = desk.shelf.loaded()
-        now = [
-            ("models_loaded", "Models in memory.", float(len(loaded))),
-            ("photos_held", "Photos in memory.", float(sum(len(one.held) for one in loaded))),
-            ("resident_bytes", "Memory of the process.", resident()),
-        ]
+        values = float(len(loaded)), float(sum(len(one.held) for one in loaded)), resident()
+        now = [(name, words, value) for (name, words), value in zip(NOW.items(), values, strict=True)]
         return Response(desk.metrics.text(now), headers={"Content-Type": KIND})
 
 
