@@ -15,4 +15,6 @@ RUN useradd --create-home edbl
 USER edbl
 WORKDIR /home/edbl
 EXPOSE 8000
+# Of `edbl serve`; whatever else runs here has ended before the first check.
+HEALTHCHECK --start-period=30s CMD python -c "from urllib.request import urlopen; urlopen('http://127.0.0.1:8000/health')"
 CMD ["edbl", "demo"]

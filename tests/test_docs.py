@@ -434,7 +434,7 @@ def test_the_calls_limits_and_metrics_of_the_server_are_described(tmp_path: Path
     page = "docs/serving.md"
     routes = [route for route in api.router.routes if isinstance(route, APIRoute) and route.include_in_schema]
     calls = {f"{method} {route.path}" for route in routes for method in route.methods}
-    assert {call for call in re.findall(r"^\| `([A-Z]+ /v1\S+)` \|", PAGES[page], re.MULTILINE)} == calls
+    assert set(re.findall(r"^\| `([A-Z]+ /v1\S+)` \|", PAGES[page], re.MULTILINE)) == calls
     shell = "".join(command for block in blocks(page) for command in block.commands)
     ends = {path.partition("{model}")[2].partition("{")[0] for path in (route.path for route in routes)}
     assert [end for end in sorted(ends) if not re.search(rf"/v1/models/\w+{re.escape(end)}|-X DELETE", shell)] == []
@@ -445,7 +445,7 @@ def test_the_calls_limits_and_metrics_of_the_server_are_described(tmp_path: Path
         found[name] = float(number) * units[unit]
     assert found == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
     (tmp_path / "m").mkdir()
-    guard, desk = application(Shelf(tmp_path / "m", Wanted(tmp_path / "m").model, Limits()), ["x"])
+    _, desk = application(Shelf(tmp_path / "m", Wanted(tmp_path / "m").model, Limits()), ["x"])
     for name in ("batches", "predictions", "photos_taught", "changes", "slow_clients"):
         desk.metrics.add(name)
     told = {*re.findall(r"# TYPE (\w+)", desk.metrics.text([]))} | {f"edbl_{name}" for name in NOW}

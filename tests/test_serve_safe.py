@@ -242,9 +242,9 @@ def test_there_are_only_so_many_connections_and_requests(tmp_path: Path) -> None
         time.sleep(0.2)
         with socket.create_connection((call.host, call.port), timeout=20) as one_more:
             assert raw_line(one_more) == b""
-        head = f"POST {M}/undo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n"
+        head = f"POST {M}/undo HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2"
         for line in lines[:2]:
-            line.sendall(head.encode())
+            line.sendall(f"{head}\r\n\r\n".encode())
         time.sleep(0.3)
         lines[2].sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = lines[2].recv(1000)
@@ -359,8 +359,10 @@ def test_links_in_a_model_are_not_followed(tmp_path: Path) -> None:
 
 # Requests that nobody should send.
 
-ODD = [b"\r\n", b"\0", b"%00", b"../", b'"', b"{}", b"[", b"1e999", b"-1", b"\xff\xfe", b"Transfer-Encoding: chunked\r\n",
-       b"Content-Length: 5\r\n", b"Expect: 100-continue\r\n", b"\xf0\x9f\x98\x80", b"--", b"NaN", b"9" * 400]  # fmt: skip
+ODD = [
+    *(b"\r\n", b"\0", b"%00", b"../", b'"', b"{}", b"[", b"1e999", b"-1", b"\xff\xfe", b"--", b"NaN", b"9" * 400),
+    *(b"Transfer-Encoding: chunked\r\n", b"Content-Length: 5\r\n", b"Expect: 100-continue\r\n", b"\xf0\x9f\x98\x80"),
+]
 
 
 def requests() -> list[bytes]:

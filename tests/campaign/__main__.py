@@ -15,7 +15,8 @@ from typing import Any
 
 Taker = Callable[[int, int], list[dict[str, Any]]]  # takes the case of a number and a seed
 
-GOALS = {"inputs": 1000, "kills": 2000, "Ctrl-C": 500, "surroundings": 500, "writers": 200, "servers": 100}  # cases of each kind
+# Cases of each kind.
+GOALS = {"inputs": 1000, "kills": 2000, "Ctrl-C": 500, "surroundings": 500, "writers": 200, "servers": 100}
 COLUMNS = "{:>7} {:>7} {:>6}  {}"
 
 

@@ -1,4 +1,4 @@
-"""A server that is killed while it is taught: what it has acknowledged is there, and what it has not is there or not."""
+"""A server that is killed while it is taught: what it has acknowledged is there, the rest is there or not."""
 
 import http.client
 import json

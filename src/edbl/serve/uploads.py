@@ -37,7 +37,7 @@ class Form:
 
 
 class _Parts:
-    """The parts of a form, in memory: nothing that is sent touches the disk, and the bound of all requests covers it."""
+    """The parts of a form, in memory: nothing that is sent touches the disk, and the limit of all requests holds."""
 
     def __init__(self, boundary: bytes) -> None:
         self.found: list[tuple[str, str | None, bytes]] = []  # name, file name, content
