@@ -9,12 +9,12 @@ last. Photos are drawn here, of all the same size. Processor time is that of the
 
 import argparse
 import asyncio
-import io
 import json
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 PLAIN = 8791  # the port of the plain endpoint
-PHOTOS = 32
+PHOTOS = 16
 MANY = 200  # clients, none of whom may be lost
 MARK = "photo-photo-photo"
 
@@ -56,19 +56,16 @@ def plain(file: str) -> None:
     uvicorn.run(app, host="127.0.0.1", port=PLAIN, log_level="error")
 
 
-def photos(side: int) -> list[bytes]:
-    """Return JPEG files of this width, which have detail as photos have."""
-    rng, found = np.random.default_rng(0), []
-    for _ in range(PHOTOS):
+def draw(side: int, folder: Path) -> None:
+    """Write JPEG files of this width, which have detail as photos have."""
+    rng = np.random.default_rng(0)
+    for number in range(PHOTOS):
         size, image = 4, np.zeros((side * 3 // 4, side, 3))
         while size < side:
             noise = Image.fromarray(rng.integers(0, 255, (size * 3 // 4, size, 3), np.uint8))
             image += np.asarray(noise.resize((side, side * 3 // 4), Image.Resampling.BICUBIC)) / size**0.5
             size *= 4
-        buffer = io.BytesIO()
-        Image.fromarray((image * 255 / image.max()).astype(np.uint8)).save(buffer, "JPEG", quality=85)
-        found.append(buffer.getvalue())
-    return found
+        Image.fromarray((image * 255 / image.max()).astype(np.uint8)).save(folder / f"{number}.jpg", quality=85)
 
 
 async def load(port: int, path: str, clients: int, seconds: float, files: Sequence[bytes]) -> dict[str, Any]:
@@ -134,9 +131,9 @@ class Server:
         """Its resident memory, in MB."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / 1e6
 
-    def round(self, clients: int, seconds: float, side: int) -> dict[str, float]:
+    def round(self, clients: int, seconds: float, folder: str) -> dict[str, float]:
         """Let a process of its own send photos, and return what that came to."""
-        told = [str(one) for one in (__file__, "--load", self.port, self.path, clients, seconds, side)]
+        told = [str(one) for one in (__file__, "--load", self.port, self.path, clients, seconds, folder)]
         before = self.processor
         found = json.loads(subprocess.run([sys.executable, *told], capture_output=True, check=True).stdout)
         times = found["times"]
@@ -153,17 +150,17 @@ class Server:
 def compare(servers: Sequence[Server], given: argparse.Namespace) -> None:
     """Let the servers take turns, and print what they came to."""
     for server in servers:
-        server.round(given.clients, 2, given.side)
+        server.round(given.clients, 2, given.folder)
     for _ in range(given.rounds):
         for server in servers:
-            server.rounds.append(server.round(given.clients, given.seconds, given.side))
+            server.rounds.append(server.round(given.clients, given.seconds, given.folder))
             print(server.name, {key: round(value, 1) for key, value in server.rounds[-1].items()}, flush=True)
     ours, theirs = ([one["a second"] for one in server.rounds] for server in servers)
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     print(f"predictions/s beside the plain endpoint: {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
     tails = [one["p99 ms"] / one["median ms"] for one in servers[0].rounds]
     print(f"p99 over median: {median(tails):.2f} ({min(tails):.2f} to {max(tails):.2f})")
-    many = servers[0].round(MANY, given.seconds, given.side)
+    many = servers[0].round(MANY, given.seconds, given.folder)
     print(f"{MANY} clients: {many['lost']:.0f} of {many['number']:,} lost, p99 {many['p99 ms'] / 1e3:.1f} s")
 
 
@@ -171,7 +168,7 @@ def grow(server: Server, given: argparse.Namespace) -> None:
     """Print how memory grows over requests."""
     number = 0
     while number < 10_000:
-        number += int(server.round(given.clients, 10, given.side)["number"])
+        number += int(server.round(given.clients, 10, given.folder)["number"])
         print(f"after {number:,} more: {server.memory:.0f} MB", flush=True)
 
 
@@ -180,8 +177,9 @@ def main() -> None:
     if sys.argv[1] == "--plain":
         return plain(sys.argv[2])
     if sys.argv[1] == "--load":
-        port, path, clients, seconds, side = sys.argv[2:]
-        told = asyncio.run(load(int(port), path, int(clients), float(seconds), photos(int(side))))
+        port, path, clients, seconds, folder = sys.argv[2:]
+        files = [path.read_bytes() for path in sorted(Path(folder).iterdir())]
+        told = asyncio.run(load(int(port), path, int(clients), float(seconds), files))
         return print(json.dumps(told))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="a file that `edbl export` has written")
@@ -191,6 +189,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--memory", action="store_true", help="send 10,000 requests more, and look at the memory")
     given = parser.parse_args()
+    drawn = tempfile.TemporaryDirectory()
+    given.folder = drawn.name
+    draw(given.side, Path(drawn.name))
     ours = ["-m", "edbl", "serve", str(given.model), "--port", str(PLAIN + 1)]
     servers = [
         Server("edbl", ours, PLAIN + 1, f"/v1/models/{given.model.stem}/predict"),
@@ -205,6 +206,7 @@ def main() -> None:
         for server in servers:
             server.process.terminate()
             server.process.wait()
+        drawn.cleanup()
 
 
 if __name__ == "__main__":

@@ -433,15 +433,15 @@ def test_numbers_beside_references_are_those_of_the_records() -> None:
 def test_the_calls_limits_and_metrics_of_the_server_are_described(tmp_path: Path) -> None:
     page = "docs/serving.md"
     routes = [route for route in api.router.routes if isinstance(route, APIRoute) and route.include_in_schema]
-    calls = {f"{method} {route.path}" for route in routes for method in route.methods}
+    calls = {f"{method} {route.path}" for route in routes for method in route.methods or ()}
     assert set(re.findall(r"^\| `([A-Z]+ /v1\S+)` \|", PAGES[page], re.MULTILINE)) == calls
     shell = "".join(command for block in blocks(page) for command in block.commands)
     ends = {path.partition("{model}")[2].partition("{")[0] for path in (route.path for route in routes)}
     assert [end for end in sorted(ends) if not re.search(rf"/v1/models/\w+{re.escape(end)}|-X DELETE", shell)] == []
     units = {"MB": 2**20, "KB": 2**10, "": 1}
     found = {}
-    for name, (told, _) in rows(page, "Limits").items():
-        number, _, unit = told.partition(" ")
+    for name, (size, _) in rows(page, "Limits").items():
+        number, _, unit = size.partition(" ")
         found[name] = float(number) * units[unit]
     assert found == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
     (tmp_path / "m").mkdir()

@@ -143,9 +143,9 @@ def test_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
         for line in waiting:
             line.sendall(f"{post}{form}\r\nContent-Length: {MB}\r\n\r\n".encode())
         end = time.monotonic() + 10
-        while (told := call.form(f"{M}/predict", [picture(0, 1)])).status != 503 and time.monotonic() < end:
+        while (busy := call.form(f"{M}/predict", [picture(0, 1)])).status != 503 and time.monotonic() < end:
             time.sleep(0.05)
-        assert (told.status, told.headers["retry-after"]) == (503, "1")
+        assert (busy.status, busy.headers["retry-after"]) == (503, "1")
         for line in waiting:
             line.close()
 

@@ -41,7 +41,7 @@ class Gone(Exception):
 
 def serve(place: Path, port: Path, first: Callable[[], object], options: Mapping[str, Any]) -> None:
     """Be a server to the end of this process; `first` may see to it that this is soon."""
-    pretrained.find = lambda name: Stand()
+    pretrained.find = lambda name: Stand()  # type: ignore[assignment, return-value]
     inputs.PACES = {key: pace._replace(least=EPOCHS, most=EPOCHS) for key, pace in inputs.PACES.items()}
     server = Server(Wanted(place, port=0, device="cpu", **options))
     port.with_suffix(".new").write_text(server.address)
