@@ -157,7 +157,7 @@ def test_places_that_hold_no_model(tmp_path: Path) -> None:
         (Wanted(tmp_path / "gone.onnx", port=0), "does not exist; `edbl export MODEL gone.onnx`"),
         (Wanted(tmp_path / "other", port=0), "notes.txt"),
         (Wanted(tmp_path / "file", port=0), "does not end in .onnx"),
-        (Wanted(tmp_path / "m", port=0, several=True), "is one model; leave out --several"),
+        (Wanted(tmp_path / "m", port=0, several=True), "is one model, not several"),
     ):
         with pytest.raises(EdblError, match=why):
             Server(wanted)
@@ -240,12 +240,15 @@ def test_models_that_were_not_used_for_long_let_go_of_tensors(tmp_path: Path) ->
         a, b = shelf.get("a"), shelf.get("b")
         assert isinstance(a, Taught)
         assert isinstance(b, Taught)
-        ready = [lambda one=one: one._asked is not None for one in (a, b)]
-        assert [one() for one in ready] == [False, False]  # a list needs no tensors
+
+        def ready() -> list[bool]:
+            return [one._asked is not None for one in (a, b)]
+
+        assert ready() == [False, False]  # a list needs no tensors
         call.form("/v1/models/a/predict", [picture(0, 20)])
-        assert [one() for one in ready] == [True, False]
+        assert ready() == [True, False]
         call.form("/v1/models/b/predict", [picture(0, 20)])
-        until(lambda: [one() for one in ready] == [False, True])
+        until(lambda: ready() == [False, True])
         assert call.form("/v1/models/a/predict", [picture(1, 20)]).json["predictions"][0]["classes"]
     finally:
         server.end()

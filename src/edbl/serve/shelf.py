@@ -104,7 +104,7 @@ def _several(place: Path, wanted: bool) -> bool:
     if place.suffix == ".onnx" and not place.exists():
         raise EdblError(f"'{place}' does not exist; `edbl export MODEL {place.name}` writes such a file")
     if wanted and (place.is_file() or is_model(place)):
-        raise EdblError(f"'{place}' is one model; leave out --several, or give the folder in which models are to lie")
+        raise EdblError(f"'{place}' is one model, not several; give the folder in which models are to lie")
     if wanted:
         place.mkdir(parents=True, exist_ok=True)
     if not place.exists() or is_model(place):
