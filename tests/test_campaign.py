@@ -5,10 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.campaign import __main__ as campaign
 from tests.campaign.inputs import faults
 
-SLICE = ["inputs=1", "kills=3", "Ctrl-C=2", "surroundings=2", "writers=1"]
+SLICE = ["inputs=1", "kills=3", "Ctrl-C=2", "surroundings=2", "writers=1", "servers=5"]
 
 
 def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
@@ -17,6 +19,15 @@ def test_a_slice_of_it_ends_well(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "20       0         input" in ended.stdout
     assert "3       0         kill" in ended.stdout
+    assert "5       0         server" in ended.stdout
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.campaign", "--out", str(tmp_path), "--take", "servers=100"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], env={**os.environ})
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "100       0         server" in ended.stdout
 
 
 def test_what_is_wrong_is_seen() -> None:

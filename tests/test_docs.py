@@ -6,13 +6,17 @@ import multiprocessing
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
 import tomllib
+import urllib.request
 from collections.abc import Iterator, Mapping
-from contextlib import chdir, suppress
+from contextlib import ExitStack, chdir, suppress
 from dataclasses import fields
 from multiprocessing import forkserver
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +24,7 @@ import pytest
 import torch
 import typer.core
 import typer.main
+from fastapi.routing import APIRoute
 
 import edbl
 from edbl import metrics, records, resume, run
@@ -37,6 +42,11 @@ from edbl.nets.net import Head, Net, Output
 from edbl.presets import ROWS, described
 from edbl.recipe import Recipe
 from edbl.records import Record
+from edbl.serve import api
+from edbl.serve.limits import Limits
+from edbl.serve.run import Wanted
+from edbl.serve.server import NOW, application
+from edbl.serve.shelf import Shelf
 from tests import reference as made_of_code
 from tests.test_contract import Killed, Killer, last_state
 
@@ -129,20 +139,63 @@ def execute(command: str, folder: Path) -> None:
     assert process.exitcode == 0, f"$ {command}\n{(folder / 'log').read_text()}"
 
 
+class Served:
+    """The server of a page: one at a time, at a port that is free instead of the page's."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.process: BaseProcess | None = None
+
+    def start(self, command: str) -> None:
+        """Start what a line says, in place of the server before."""
+        self.end()
+        words = shlex.split(command)[1:]
+        self.process = multiprocessing.get_context("forkserver").Process(target=command_line, args=(words, self.folder))
+        self.process.start()
+        end = time.monotonic() + PATIENCE
+        while True:
+            with suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health").close()
+                return
+            assert self.process.is_alive(), (self.folder / "log").read_text()
+            assert time.monotonic() < end, command
+            time.sleep(0.1)
+
+    def end(self) -> None:
+        """End it as a service manager does."""
+        if self.process is not None:
+            self.process.terminate()
+            self.process.join(PATIENCE)
+            assert self.process.exitcode == 0, (self.folder / "log").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
 @pytest.mark.usefixtures("_server")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.runs for block in blocks(page))])
-def test_what_a_page_tells_to_type_works(page: str, tmp_path: Path) -> None:
+def test_what_a_page_tells_to_type_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names: dict[str, object] = {"__name__": page}
-    for block in blocks(page):
-        named = FILE.match(block.text.partition("\n")[0])
-        if named:
-            (tmp_path / named[1]).write_text(block.text)
-        elif block.runs and block.language == "python":
-            with chdir(tmp_path):
-                exec(compile(block.text, page, "exec"), names)
-        elif block.runs:
-            for command in block.commands:
-                execute(command, tmp_path)
+    (tmp_path / ".curlrc").write_text("fail\n")  # an error that is answered is one
+    monkeypatch.setenv("CURL_HOME", str(tmp_path))
+    served = Served(tmp_path)
+    with ExitStack() as stack:
+        stack.callback(served.end)
+        for block in blocks(page):
+            text = re.sub(r"(0\.1:|port )8000\b", rf"\g<1>{served.port}", block.text)
+            block = block._replace(text=text)
+            named = FILE.match(text.partition("\n")[0])
+            if named:
+                (tmp_path / named[1]).write_text(text)
+            elif block.runs and block.language == "python":
+                with chdir(tmp_path):
+                    exec(compile(text, page, "exec"), names)
+            elif block.runs:
+                for command in block.commands:
+                    served.start(command) if command.startswith("edbl serve") else execute(command, tmp_path)
 
 
 METHOD_FILES = {
@@ -403,3 +456,28 @@ def test_numbers_beside_references_are_those_of_the_records() -> None:
         assert record.recipe["preset"] == "paper" or record.method == "gem"
         assert ours == f"{100 * record.average_incremental_accuracy[readout.lower()]:.1f}"
         assert difference == f"{float(ours) - float(reference):+.1f}"
+
+
+def test_the_calls_limits_and_metrics_of_the_server_are_described(tmp_path: Path) -> None:
+    page = "docs/serving.md"
+    routes = [route for route in api.router.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    calls = {f"{method} {route.path}" for route in routes for method in route.methods or ()}
+    assert set(re.findall(r"^\| `([A-Z]+ /v1\S+)` \|", PAGES[page], re.MULTILINE)) == calls
+    shell = "".join(command for block in blocks(page) for command in block.commands)
+    ends = {path.partition("{model}")[2].partition("{")[0] for path in (route.path for route in routes)}
+    assert [end for end in sorted(ends) if not re.search(rf"/v1/models/\w+{re.escape(end)}|-X DELETE", shell)] == []
+    units = {"MB": 2**20, "KB": 2**10, "": 1}
+    found = {}
+    for name, (size, _) in rows(page, "Limits").items():
+        number, _, unit = size.partition(" ")
+        found[name] = float(number) * units[unit]
+    assert found == {field.name: getattr(Limits(), field.name) for field in fields(Limits)}
+    (tmp_path / "m").mkdir()
+    _, desk = application(Shelf(tmp_path / "m", Wanted(tmp_path / "m").model, Limits()), ["x"])
+    for name in ("batches", "predictions", "photos_taught", "changes", "slow_clients"):
+        desk.metrics.add(name)
+    told = {*re.findall(r"# TYPE (\w+)", desk.metrics.text([]))} | {f"edbl_{name}" for name in NOW}
+    assert {*re.findall(r"`(edbl_\w+)`", sections(page)["Metrics"])} == told
+    statuses = {*re.findall(r"`(\d{3})`", sections(page)["Calls"])}
+    source = "".join(path.read_text() for path in (ROOT / "src/edbl/serve").glob("*.py"))
+    assert {*re.findall(r"Refused\(\s*(4\d\d|50[37])", source)} <= statuses

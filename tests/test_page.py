@@ -191,6 +191,7 @@ def test_mistakes_and_suspicious_labels_are_reviewed(fruit: Page, url: str, phot
     fruit.says("Learnt as lemon, told as apple")
     fruit.says("Suspicious labels 1")
     fruit.says("Learnt as lemon, looks like")
+    assert [one.text for one in fruit.all("#review .acts button")].count("It is apple") == 2
     fruit.click("It is apple")
     fruit.says("No mistakes.")
     fruit.says("No name looks wrong.")
@@ -424,6 +425,10 @@ def test_the_export_is_downloaded_and_its_page_only_answers(fruit: Page, photos:
         answering.says("Show photos, and see what they are.")
         answering.give([*photos("apple", range(7, 8)), *photos("pear", range(1))])
         assert answering.texts(".card .answer")[0] == "apple"
+        pictures = "return [...document.querySelectorAll('.card img')].map((one) => one.naturalWidth > 0)"
+        answering.until(lambda: fruit.driver.execute_script(pictures) == [True, True])
+        assert answering.texts("#facts") == ["3 classes"]
+        assert "0 photos" not in answering.texts("body")[0]
         assert answering.all("button.bar, #classes form, details") == []
         assert "Review" not in answering.texts("nav a")
         answering.click("Model")

@@ -15,7 +15,8 @@ from typing import Any
 
 Taker = Callable[[int, int], list[dict[str, Any]]]  # takes the case of a number and a seed
 
-GOALS = {"inputs": 1000, "kills": 2000, "Ctrl-C": 500, "surroundings": 500, "writers": 200}  # cases of each kind
+# Cases of each kind.
+GOALS = {"inputs": 1000, "kills": 2000, "Ctrl-C": 500, "surroundings": 500, "writers": 200, "servers": 100}
 COLUMNS = "{:>7} {:>7} {:>6}  {}"
 
 
@@ -36,10 +37,12 @@ def ready(out: Path) -> Mapping[str, Taker]:
     import edbl.app.show
     import edbl.cli
     import edbl.fleet.many
-    from tests.campaign import bases, inputs, moments
+    import edbl.serve.server
+    import edbl.serve.taught
+    from tests.campaign import bases, inputs, moments, server
 
     torch.set_num_threads(1)
-    assert all((matplotlib.font_manager, edbl.fleet.many))
+    assert all((matplotlib.font_manager, edbl.fleet.many, edbl.serve.server, edbl.serve.taught))
     (out / "bases").mkdir(parents=True, exist_ok=True)
     bases.prepare(out / "bases")
     wanted = moments.Wanted(out)
@@ -53,6 +56,7 @@ def ready(out: Path) -> Mapping[str, Taker]:
         "Ctrl-C": one(moments.ctrl_c),
         "surroundings": one(moments.surroundings),
         "writers": one(moments.writers),
+        "servers": one(server.kill),
     }
 
 

@@ -228,7 +228,8 @@ def size(folder: Path) -> int:
 def heal(folder: Path) -> Bundle | None:
     """Finish what a killed writer left to do, and return the model, if there is one."""
     store.sweep(folder)
-    if _abandoned(folder):
+    first = not exists(folder) and not begun(folder) and (folder / WRITING).exists()  # its writer was killed
+    if first or _abandoned(folder):
         discard(folder)
     if not exists(folder):
         return None

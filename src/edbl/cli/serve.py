@@ -35,6 +35,9 @@ def serve(
     backbone: Annotated[
         str | None, typer.Option(help="Network of a new model, as for `edbl learn`. Default: efficientnet-lite0.")
     ] = None,
+    several: Annotated[
+        bool, typer.Option("--several", help="Make models in the folder, though it is empty, rather than of it.")
+    ] = False,
     device: Device = "auto",
 ) -> None:
     """Serve a model over HTTP: a page to teach, ask and correct it, and a JSON API."""
@@ -51,5 +54,6 @@ def serve(
         method=method,
         backbone=backbone,
         device=device,
+        several=several,
     )
     run(wanted, terminal.say)

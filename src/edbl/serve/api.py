@@ -1,6 +1,6 @@
 """The calls of the API, one function for each; what they do is the desk's and the models'."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -206,15 +206,14 @@ async def relabel(request: Request, model: str) -> Response:
     "/{model}/learn",
     tags=["learn"],
     status_code=202,
-    response_model=schema.Begun,
+    response_model=schema.Info,
     operation_id="learn",
     openapi_extra=takes(schema.Nothing),
 )
 async def learn(request: Request, model: str) -> Response:
-    """Start an update of a trained model with what is staged, or go on with one that was begun."""
-    here, found = desk(request), await changed(request, model)
+    """Start an update of a trained model with what is staged, or continue an unfinished one."""
     await uploads.body(request, schema.Nothing)
-    return answer({"update": await here.change(found, found.learn)}, 202)
+    return await done(request, model, lambda found: found.learn(), 202)
 
 
 @router.get(
@@ -238,7 +237,7 @@ async def events(request: Request, model: str) -> Response:
 
 @router.delete("/{model}/learn", tags=["learn"], response_model=schema.Info, operation_id="discard")
 async def discard(request: Request, model: str) -> Response:
-    """Drop what is staged, and an update that was begun."""
+    """Drop what is staged, and an unfinished update."""
     return await done(request, model, lambda found: found.discard())
 
 
@@ -328,7 +327,7 @@ async def history(request: Request, model: str) -> Response:
 async def undo(request: Request, model: str) -> Response:
     """Go back to the version before the last change, or to any that is kept."""
     wanted = await uploads.body(request, schema.Undo)
-    return await done(request, model, lambda found: found.undo(wanted.to))
+    return await done(request, model, lambda found: found.undo(wanted.to, wanted.of))
 
 
 @router.post(
@@ -390,7 +389,7 @@ async def report(request: Request, model: str) -> Response:
 )
 async def photo(request: Request, model: str, id: schema.Id) -> Response:
     """Return a small JPEG of a photo, where the server has one."""
-    here, found = desk(request), await changed(request, model)
+    here, found = desk(request), await asked(request, model)
     data = await here.read(found, lambda: found.photo(id))
     if data is None:
         raise Refused(404, "the server has no copy of this photo")
@@ -408,7 +407,7 @@ async def export(request: Request, model: str) -> Response:
     return await desk(request).exported(await changed(request, model))
 
 
-async def done(request: Request, name: str, work: Any) -> Response:
+async def done(request: Request, name: str, work: Callable[[Learning], object], status: int = 200) -> Response:
     """Change a model, and return what it is then."""
     here, found = desk(request), await changed(request, name)
 
@@ -416,4 +415,4 @@ async def done(request: Request, name: str, work: Any) -> Response:
         work(found)
         return found.info()
 
-    return answer(await here.change(found, both))
+    return answer(await here.change(found, both), status)

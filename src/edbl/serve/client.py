@@ -46,28 +46,55 @@ class Lesson:
     suspicious: list[dict[str, Any]] = field(default_factory=list)  # nothing of a portion with these was learnt
 
 
-def connect(url: str, token: str | None = None, model: str | None = None) -> "Connected":
-    """Return the model that a server serves; of several, the one named ``model``."""
-    return Connected(url, token, model)
+def connect(
+    url: str,
+    token: str | None = None,
+    model: str | None = None,
+    make: bool = False,
+    keep: str | None = None,
+    method: str | None = None,
+) -> "Connected":
+    """Return the model that a server serves; of several, the one named ``model``.
+
+    With ``make`` the server makes that one first; ``keep`` and ``method`` are as for `edbl learn`.
+    """
+    return Connected(url, token, model, {"keep": keep, "method": method} if make else None)
 
 
 class Connected:
     """A model on a server."""
 
-    def __init__(self, url: str, token: str | None = None, model: str | None = None, seconds: float = SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        token: str | None = None,
+        model: str | None = None,
+        new: Mapping[str, str | None] | None = None,
+        seconds: float = SECONDS,
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise EdblError(f"'{url}' is no address of a server; give one such as http://127.0.0.1:8000")
         self.url, self._parts, self._token, self._seconds = url, parts, token, seconds
         self._line: HTTPConnection | None = None
-        there = [one["name"] for one in self._json("GET", "")["models"]]
+        self.name = ""
+        try:
+            self.name = self._found(model, new)
+        except BaseException:
+            self.close()
+            raise
+
+    def _found(self, model: str | None, new: Mapping[str, str | None] | None) -> str:
+        """Return the name of the model that is meant, made first where ``new`` says how."""
+        if new is not None:
+            return str(self._json("POST", "", {"name": model or "model", **new})["name"])
+        there = self.models
         if model is None and len(there) == 1:
             model = there[0]
-        if model not in there:
-            self.close()
+        if model is None or model not in there:
             what = f"has no model '{model}'" if model else "has several models; name one"
-            raise EdblError(f"{url} {what}: {', '.join(there[:10]) or 'it has none'}")
-        self.name = model
+            raise EdblError(f"{self.url} {what}: {', '.join(there[:10]) or 'it has none'}")
+        return model
 
     def __enter__(self) -> Self:
         """Return it, to be closed in the end."""
@@ -81,6 +108,11 @@ class Connected:
     def __repr__(self) -> str:
         """Return how to connect to it."""
         return f"edbl.connect({self.url!r}, model={self.name!r})"
+
+    @property
+    def models(self) -> list[str]:
+        """The names of all models of the server."""
+        return [one["name"] for one in self._json("GET", "")["models"]]
 
     @property
     def info(self) -> dict[str, Any]:
@@ -168,7 +200,7 @@ class Connected:
             line.close()
 
     def discard(self) -> None:
-        """Drop what is staged, and an update that was begun."""
+        """Drop what is staged, and an unfinished update."""
         self._json("DELETE", "/learn")
 
     def rename(self, old: str, new: str) -> None:
@@ -194,7 +226,7 @@ class Connected:
 
     def undo(self, to: int | None = None) -> None:
         """Go back to the version before the last change, or to any that is kept."""
-        self._json("POST", "/undo", {"to": to})
+        self._json("POST", "/undo", {"to": to, "of": self.version})  # so that none is taken back twice
 
     def prune(self) -> float:
         """Remove all versions but the model as it is, and return how many MB they had."""
@@ -222,14 +254,23 @@ class Connected:
 
         write_output(Path(place), self._send("GET", "/export", None, {}))
 
+    def report(self, place: str | PathLike[str]) -> None:
+        """Write the page of the model as an HTML file."""
+        from edbl.store import write_output
+
+        write_output(Path(place), self._send("GET", "/report", None, {}))
+
+    def photo(self, id: str) -> bytes:
+        """Return a small JPEG of a photo, where the server has one."""
+        return self._send("GET", f"/photos/{quote(id, safe='')}", None, {})
+
     def _labelled(self, path: str, photos: Mapping[str, str], more: dict[str, Any]) -> Lesson:
         pairs = [{"id": id, "label": label} for id, label in photos.items()]
         return _added(Lesson(), self._json("POST", path, {"photos": pairs, **more}))
 
     def _path(self, path: str) -> str:
-        name = getattr(self, "name", None)
-        model = f"/{quote(name, safe='')}" if name is not None else ""
-        return f"{self._parts.path.rstrip('/')}/v1/models{model}{path}"
+        """Return the path of a call of the model or, where it is empty, of all models."""
+        return f"{self._parts.path.rstrip('/')}/v1/models" + (f"/{quote(self.name, safe='')}{path}" if path else "")
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
@@ -263,7 +304,7 @@ class Connected:
     def _send(self, method: str, path: str, data: bytes | None, headers: dict[str, str]) -> bytes:
         """Send a request on the line that is open, and try again where that is known to do no harm."""
         for left in range(TRIES - 1, -1, -1):
-            fresh = self._line is None
+            fresh, answer = self._line is None, None
             line = self._line = self._line or self._open()
             try:
                 line.request(method, self._path(path), data, {**self._headers(), **headers})
@@ -271,7 +312,8 @@ class Connected:
                 body = answer.read()
             except (OSError, HTTPException) as error:
                 self.close()
-                if fresh or not left:  # else the server has closed a line that was idle
+                idle = isinstance(error, ConnectionError) and answer is None  # the server has closed the line before
+                if fresh or not left or not idle:
                     raise _unreachable(self.url, error) from error
                 continue
             if answer.status == 503 and left and answer.headers.get("Retry-After"):

@@ -39,7 +39,7 @@ class Desk:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._batches: dict[str, Batches[Shown, Shown]] = {}
         self.ending = asyncio.Event()
-        self._later: asyncio.Task[None] | None = None
+        self._later: dict[Served, asyncio.Task[None]] = {}
         self.streams = 0
 
     async def model(self, name: str) -> Served:
@@ -58,10 +58,16 @@ class Desk:
         """Ask a model about photos, together with those of other requests."""
         if model.name not in self._batches:
             self._batches[model.name] = Batches(model.ask, BATCH, lambda n: self._counted(n))
+        self._use(model)
         try:
             return await self._batches[model.name](shown)
         except (EdblError, OSError) as error:
             raise refusal(error, model.places) from error
+
+    def _use(self, model: Served) -> None:
+        """Note that a model is used; one that was not for long lets go of its tensors, between two changes."""
+        if (resting := self.shelf.used(model)) is not None:
+            self._writer.submit(resting.rest)
 
     def _counted(self, number: int) -> None:
         self.metrics.add("batches")
@@ -79,8 +85,8 @@ class Desk:
         finally:
             if done.done():
                 self.metrics.add("changes")
-        if self._later is None or self._later.done():
-            self._later = asyncio.get_running_loop().create_task(self._tidy(model))
+        if model not in self._later or self._later[model].done():
+            self._later[model] = asyncio.get_running_loop().create_task(self._tidy(model))
         return result
 
     async def work(self, model: Served, work: Callable[[], T]) -> T:
@@ -93,7 +99,7 @@ class Desk:
 
     async def exported(self, model: Learning) -> FileResponse:
         """Return a model as a file, which is removed once it is sent."""
-        place = Path(tempfile.mkdtemp(prefix="edbl-"))
+        place = Path(await self.read(model, lambda: tempfile.mkdtemp(prefix="edbl-")))
         try:
             await self.work(model, lambda: model.export(place / "model.onnx"))
         except BaseException:
@@ -114,6 +120,8 @@ class Desk:
             await self._in(self._writer, model, idle)
 
     async def _in(self, pool: ThreadPoolExecutor, model: Served | None, work: Callable[[], T]) -> T:
+        if model is not None and pool is self._writer:
+            self._use(model)
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
         except (EdblError, OSError) as error:
@@ -138,6 +146,8 @@ class Desk:
 
     def close(self) -> None:
         """Finish all that is under way."""
+        for later in self._later.values():
+            later.cancel()
         for pool in (self._decoders, self._readers, self._writer):
             pool.shutdown(wait=True)
         for batches in self._batches.values():

@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -52,58 +53,78 @@ class Shown:
     taught: bool = False
 
 
-class Held:
-    """The photos that came last, within bounds."""
+class Room:
+    """What photos of all models share: so many, the latest ones."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._photos: OrderedDict[str, Shown] = OrderedDict()
+        self.limits = limits
+        self.photos: OrderedDict[tuple[int, str], Shown] = OrderedDict()  # by the number of a model, and id
+        self.lock = threading.Lock()
         self._bytes = 0
-        self._lock = threading.Lock()
+        self._models = count()
+
+    def number(self) -> int:
+        """Return a number for another model."""
+        return next(self._models)
+
+    def put(self, key: tuple[int, str], shown: Shown) -> None:
+        """Hold a photo, and let go of those that came first, where there are too many."""
+        self.photos[key] = shown
+        self._bytes += shown.pixels.nbytes
+        while len(self.photos) > self.limits.held or (self._bytes > self.limits.held_bytes and len(self.photos) > 1):
+            self.pop(next(iter(self.photos)))
+
+    def pop(self, key: tuple[int, str]) -> Shown | None:
+        """Let go of a photo, and return it."""
+        shown = self.photos.pop(key, None)
+        if shown is not None:
+            self._bytes -= shown.pixels.nbytes
+        return shown
+
+
+class Held:
+    """The photos of one model."""
+
+    def __init__(self, room: Room) -> None:
+        self._room, self._model = room, room.number()
 
     def __len__(self) -> int:
-        return len(self._photos)
+        return len(self._own())
+
+    def _own(self) -> list[Shown]:
+        with self._room.lock:
+            return [shown for (model, _), shown in self._room.photos.items() if model == self._model]
 
     def put(self, id: str, file: str, pixels: Pixels) -> Shown:
-        """Hold a photo, and return it; one that is there already keeps what is known of it."""
-        with self._lock:
-            shown = self._photos.pop(id, None)
-            if shown is None:
-                shown = Shown(id, file, pixels)
-                self._bytes += pixels.nbytes
+        """Hold a photo, and return it; one that is there already keeps what was said of it."""
+        with self._room.lock:
+            shown = self._room.pop((self._model, id)) or Shown(id, file, pixels)
             shown.file = file
-            self._photos[id] = shown
-            while len(self._photos) > self._limits.held or (
-                self._bytes > self._limits.held_bytes and len(self._photos) > 1
-            ):
-                self._bytes -= self._photos.popitem(last=False)[1].pixels.nbytes
+            self._room.put((self._model, id), shown)
             return shown
 
     def get(self, id: str) -> Shown | None:
         """Return a photo that is still there."""
-        with self._lock:
-            shown = self._photos.get(id)
+        with self._room.lock:
+            shown = self._room.photos.get((self._model, id))
             if shown is not None:
-                self._photos.move_to_end(id)
+                self._room.photos.move_to_end((self._model, id))
             return shown
 
     def drop(self, ids: Collection[str]) -> None:
         """Let go of photos."""
-        with self._lock:
+        with self._room.lock:
             for id in ids:
-                if (shown := self._photos.pop(id, None)) is not None:
-                    self._bytes -= shown.pixels.nbytes
+                self._room.pop((self._model, id))
 
     def mark(self, taught: Collection[str]) -> None:
         """Note which photos are taught, and no others."""
-        with self._lock:
-            for id, shown in self._photos.items():
-                shown.taught = id in taught
+        for shown in self._own():
+            shown.taught = shown.id in taught
 
     def tray(self) -> list[Shown]:
         """Return photos that were asked about and not taught, the least sure first."""
-        with self._lock:
-            there = [(shown.said.sure, shown) for shown in self._photos.values() if shown.said and not shown.taught]
+        there = [(shown.said.sure, shown) for shown in self._own() if shown.said and not shown.taught]
         return [shown for _, shown in sorted(there, key=lambda pair: pair[0])]
 
 

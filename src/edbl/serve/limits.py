@@ -18,6 +18,7 @@ class Limits:
     requests: int = 512  # at a time
     connections: int = 1024
     streams: int = 32  # of events
+    ready: int = 16  # models whose tensors stay in memory, those that were used last
     held: int = 400  # photos in memory, those that were asked about
     held_bytes: int = 96 * MB
     staged: int = 20_000  # photos that wait for an update

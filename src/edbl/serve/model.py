@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edbl.data.decoding import Decoded, decode_bytes, digest
-from edbl.serve.held import Held, Shown
+from edbl.serve.held import Held, Room, Shown, thumbnail
 from edbl.serve.limits import Limits
 from edbl.serve.refusals import Refused
 
@@ -18,9 +18,9 @@ class Served(ABC):
 
     learns = "never"
 
-    def __init__(self, name: str, place: Path, limits: Limits) -> None:
+    def __init__(self, name: str, place: Path, limits: Limits, room: Room | None = None) -> None:
         self.name, self.place, self.limits = name, place, limits
-        self.held = Held(limits)
+        self.held = Held(room or Room(limits))
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -49,9 +49,17 @@ class Served(ABC):
     def ask(self, shown: Sequence[Shown]) -> Sequence[Shown]:
         """Ask the model of now about photos, which say what it says then."""
 
+    def photo(self, id: str) -> bytes | None:
+        """Return a small JPEG of a photo, where one is at hand: here, of those that are held."""
+        shown = self.held.get(id)
+        return thumbnail(shown.pixels) if shown else None
+
     @abstractmethod
     def info(self) -> Values:
         """Return what the model is."""
+
+    def rest(self) -> None:  # noqa: B027 - where nothing can be read again, all stays
+        """Let go of what can be read again, as others were wanted since."""
 
     @abstractmethod
     def close(self) -> None:
@@ -70,12 +78,12 @@ class Learning(Served):
         """Give photos, by id, another class."""
 
     @abstractmethod
-    def learn(self) -> str:
-        """Begin an update with what is staged, and return what it is called."""
+    def learn(self) -> None:
+        """Start an update with what is staged, or continue an unfinished one."""
 
     @abstractmethod
     def discard(self) -> None:
-        """Drop what is staged, and an update that was begun."""
+        """Drop what is staged, and an unfinished update."""
 
     @abstractmethod
     def events(self, seconds: float) -> Iterator[tuple[str, Values]]:
@@ -102,8 +110,8 @@ class Learning(Served):
         """Forget photos."""
 
     @abstractmethod
-    def undo(self, to: int | None) -> None:
-        """Go back to a version."""
+    def undo(self, to: int | None, of: int | None = None) -> None:
+        """Go back to a version, from version ``of`` if one is given."""
 
     @abstractmethod
     def prune(self) -> int:
@@ -124,10 +132,6 @@ class Learning(Served):
     @abstractmethod
     def report(self) -> bytes:
         """Return the page of the model."""
-
-    @abstractmethod
-    def photo(self, id: str) -> bytes | None:
-        """Return a small JPEG of a photo, where one is at hand."""
 
     @abstractmethod
     def export(self, place: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edbl.errors import EdblError
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PLACE = re.compile(r"(?<![\w:/.])/[^\s'\"`,;:()]+/[^\s'\"`,;:()]+")  # what looks like a path of a disk
 MOST = 600  # characters
 

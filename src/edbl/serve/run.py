@@ -6,11 +6,13 @@ import socket
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType
 
 from edbl.errors import EdblError
 from edbl.serve.guard import loopback
+from edbl.serve.held import Room
 from edbl.serve.limits import Limits
 from edbl.serve.model import Served
 from edbl.serve.shelf import Shelf
@@ -34,6 +36,12 @@ class Wanted:
     backbone: str | None = None
     device: str = "auto"
     limits: Limits = field(default_factory=Limits)
+    several: bool = False  # whether an empty folder is one of models
+
+    @cached_property
+    def room(self) -> Room:
+        """What photos of all models share."""
+        return Room(self.limits)
 
     def model(self, name: str, place: Path) -> Served:
         """Return a model; a file is served without PyTorch."""
@@ -45,7 +53,7 @@ class Wanted:
             return Exported(name, place, self.limits)
         from edbl.serve.taught import New, Taught
 
-        return Taught(name, place, self.limits, New(self.keep, self.method, self.backbone), self.device)
+        return Taught(name, place, self.limits, New(self.keep, self.method, self.backbone), self.device, self.room)
 
 
 class Server:
@@ -62,7 +70,7 @@ class Server:
         self.token = _token(wanted.token_file, wanted.host)
         self._socket = _bound(wanted.host, wanted.port)
         try:
-            shelf = Shelf(wanted.place, wanted.model)
+            shelf = Shelf(wanted.place, wanted.model, wanted.limits, wanted.several)
         except BaseException:
             self._socket.close()
             raise

@@ -2,11 +2,17 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 Id = Annotated[str, StringConstraints(pattern="^[0-9a-f]{32}$")]
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=200, strip_whitespace=True)]
-Number = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def _whole(value: object) -> object:
+    return int(value) if isinstance(value, float) and value.is_integer() else value  # as JSON Schema has integers
+
+
+Number = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**9)]
 
 
 class Body(BaseModel):
@@ -72,14 +78,20 @@ class Join(Body):
 class Forget(Body):
     """Classes or photos to forget, one of both."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [{"required": [name], "properties": {name: {"type": "array"}}} for name in ("classes", "photos")]
+        }
+    )
     classes: Annotated[list[ClassName], Field(min_length=1, max_length=1000)] | None = None
     photos: Annotated[list[Id], Field(min_length=1, max_length=1000)] | None = None
 
 
 class Undo(Body):
-    """A version to go to; none: that before the last change."""
+    """A version to go to; none: that before the last change. Where ``of`` is given, the model must be at that one."""
 
     to: Number | None = None
+    of: Number | None = None
 
 
 class Nothing(Body):
@@ -198,12 +210,6 @@ class Taught(BaseModel):
     errors: list[FileError]
     suspicious: list[Doubtful]
     info: Info
-
-
-class Begun(BaseModel):
-    """An update that was begun."""
-
-    update: str
 
 
 class Classes(BaseModel):

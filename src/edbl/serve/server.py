@@ -1,5 +1,6 @@
 """The server as an ASGI application: the API, the page, and what guards them."""
 
+import logging
 import warnings
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 import edbl
 from edbl.serve import api, pages, schema
@@ -23,6 +25,16 @@ from edbl.serve.shelf import Shelf
 from edbl.serve.uploads import invalid
 
 REASONS = {404: "there is nothing at this address", 405: "this address takes other methods"}
+NOW = {
+    "models_loaded": "Models in use.",
+    "photos_held": "Photos in memory.",
+    "resident_bytes": "Memory of the process.",
+}
+WRONG = {
+    "4XX": "What is wrong, in one or two sentences.",
+    "503": "Too much at a time, or files of the model that cannot be read; Retry-After says when to try again.",
+    "507": "The disk is full; nothing was changed.",
+}
 
 
 def application(
@@ -35,6 +47,7 @@ def application(
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         warnings.filterwarnings("ignore", module="PIL")  # what Pillow warns of is judged by our own checks
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form is answered
         app.state.desk = desk
         yield
         desk.close()
@@ -60,13 +73,22 @@ async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return JSONResponse({"error": invalid(error.errors())}, 422)
     if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            error.headers = {"Allow": _allowed(request)}
         return JSONResponse(
             {"error": REASONS.get(error.status_code, "it cannot be done")}, error.status_code, error.headers
         )
     return JSONResponse({"error": "the client left"}, 400)
 
 
+def _allowed(request: Request) -> str:
+    """Return the methods of an address, which several routes may have."""
+    there = [route for route in request.app.routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in there for method in getattr(route, "methods", ())}))
+
+
 def _health(app: FastAPI, desk: Desk) -> None:
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["server"], response_model=schema.Health, operation_id="health")
     async def health() -> Response:
         """Tell that the server answers."""
@@ -78,11 +100,8 @@ def _health(app: FastAPI, desk: Desk) -> None:
     async def metrics() -> Response:
         """Return what the server counts, as Prometheus reads it."""
         loaded = desk.shelf.loaded()
-        now = [
-            ("models_loaded", "Models in memory.", float(len(loaded))),
-            ("photos_held", "Photos in memory.", float(sum(len(one.held) for one in loaded))),
-            ("resident_bytes", "Memory of the process.", resident()),
-        ]
+        values = float(len(loaded)), float(sum(len(one.held) for one in loaded)), resident()
+        now = [(name, words, value) for (name, words), value in zip(NOW.items(), values, strict=True)]
         return Response(desk.metrics.text(now), headers={"Content-Type": KIND})
 
 
@@ -110,8 +129,8 @@ def _schema(app: FastAPI) -> dict[str, Any]:
     for path, calls in made["paths"].items():
         for call in calls.values():
             call["responses"].pop("422", None)
-            if path.startswith("/v1"):
-                call["responses"]["4XX"] = {"description": "What is wrong, in one or two sentences.", **wrong}
+            told = WRONG if path.startswith("/v1") else {key: WRONG[key] for key in ("4XX", "503")}
+            call["responses"] |= {status: {"description": words, **wrong} for status, words in told.items()}
     for name in ("HTTPValidationError", "ValidationError"):
         parts.pop(name, None)
     app.openapi_schema = made

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edbl.errors import EdblError
+from edbl.serve.limits import Limits
 from edbl.serve.model import Learning, Served
 from edbl.serve.refusals import Refused
 
 NAME = re.compile(r"[^\W_][\w .-]{0,63}")  # of a model: a folder's name that leads nowhere else
-MODEL, BEGUN, STAGED, LOCK = "model.json", "increment/begun.json", "staged", ".lock"
+OF_MODEL = "model.json", "increment", "staged", ".writing"  # one of which lies in the folder of each
+LOCK = ".lock"
 MOST = 200  # models of a folder
 
 Make = Callable[[str, Path], Served]
@@ -18,10 +20,11 @@ Make = Callable[[str, Path], Served]
 class Shelf:
     """Models by name; one is loaded when it is first wanted."""
 
-    def __init__(self, place: Path, make: Make) -> None:
-        self.place, self._make = place, make
+    def __init__(self, place: Path, make: Make, limits: Limits, several: bool = False) -> None:
+        self.place, self._make, self._limits = place, make, limits
         self._models: dict[str, Served] = {}
-        self.several = not place.is_file() and _several(place)
+        self._used: dict[Served, None] = {}  # the latest last
+        self.several = not place.is_file() and _several(place, several)
         self.writable = not place.is_file()
         if not self.several:
             name = place.resolve().stem if place.is_file() else place.resolve().name
@@ -54,7 +57,7 @@ class Shelf:
             raise Refused(409, "this server has one model; start it with a folder of models to have several")
         if not NAME.fullmatch(name) or name.endswith((" ", ".")):
             raise Refused(422, "the name of a model has letters, digits, spaces, dots and dashes; at most 64 of them")
-        there = [*self.names(), *(path.name for path in self.place.iterdir())]
+        there = [*self.names(), *(path.name for path in self.place.iterdir() if not _empty(path))]
         if name.casefold() in (one.casefold() for one in there):  # which are one folder on some systems
             raise Refused(409, f"there is a model '{name}' already")
         if len(self.names()) >= MOST:
@@ -65,6 +68,16 @@ class Shelf:
     def drop(self, name: str) -> None:
         """Let go of a model that could not be made."""
         self._models.pop(name, None)
+
+    def used(self, model: Served) -> Served | None:
+        """Note that a model was used, and return one that may rest, where that many others were used since."""
+        self._used.pop(model, None)
+        self._used[model] = None
+        if len(self._used) <= self._limits.ready:
+            return None
+        first = next(iter(self._used))
+        del self._used[first]
+        return first
 
     def loaded(self) -> list[Served]:
         """Return the models that were wanted so far."""
@@ -77,22 +90,33 @@ class Shelf:
 
 
 def is_model(place: Path) -> bool:
-    """Tell whether a folder is a model, or will be: something was begun or staged for it."""
-    return (place / MODEL).is_file() or (place / BEGUN).is_file() or (place / STAGED).is_dir()
+    """Tell whether a folder is a model, or will be: something is unfinished or staged there."""
+    return any((place / name).exists() for name in OF_MODEL)
 
 
-def _several(place: Path) -> bool:
+def _empty(place: Path) -> bool:
+    """Tell whether nothing is in a folder but, perhaps, what a writer locks."""
+    return place.is_dir() and all(path.name == LOCK for path in place.iterdir())
+
+
+def _several(place: Path, wanted: bool) -> bool:
     """Tell whether a place is a folder of models, and refuse what is no place for any."""
+    if place.suffix == ".onnx" and not place.exists():
+        raise EdblError(f"'{place}' does not exist; `edbl export MODEL {place.name}` writes such a file")
+    if wanted and (place.is_file() or is_model(place)):
+        raise EdblError(f"'{place}' is one model, not several; give the folder in which models are to lie")
+    if wanted:
+        place.mkdir(parents=True, exist_ok=True)
     if not place.exists() or is_model(place):
         return False
     if not place.is_dir():
         raise EdblError(f"'{place}' is no folder; give a model, a folder of models, or a file that ends in .onnx")
-    there = [path for path in place.iterdir() if path.name != LOCK]
+    there = [path for path in place.iterdir() if path.name != LOCK and not _empty(path)]
     if any(is_model(path) for path in there):
         return True
     if there:
         raise EdblError(f"'{place}' holds other things than models, such as {there[0].name}; give an empty folder")
-    return False
+    return wanted
 
 
 def learning_on(shelf: Shelf, name: str) -> Learning:

@@ -26,13 +26,14 @@ from edbl.engine.environment import pick_device
 from edbl.errors import EdblError
 from edbl.nets.sure import threshold
 from edbl.serve import told
-from edbl.serve.held import Said, Shown, thumbnail
+from edbl.serve.held import Room, Said, Shown, thumbnail
 from edbl.serve.limits import Limits
 from edbl.serve.model import Learning, Values
 from edbl.serve.refusals import Refused, refusal
 from edbl.serve.staged import Staged, Waiting
 from edbl.serve.updates import Updates
 
+STOPPING = 10.0  # seconds that an update may take to end when the server does
 USUAL = 1024  # pixels of a side of the photos that a new model may expect
 
 
@@ -52,8 +53,10 @@ class New:
 class Taught(Learning):
     """A model in a folder, or one that will be there once it has learnt something."""
 
-    def __init__(self, name: str, folder: Path, limits: Limits, new: New, device: str = "auto") -> None:
-        super().__init__(name, folder, limits)
+    def __init__(
+        self, name: str, folder: Path, limits: Limits, new: New, device: str = "auto", room: Room | None = None
+    ) -> None:
+        super().__init__(name, folder, limits, room)
         self.folder, self.device, self.new = folder, pick_device(device), new
         self._asked: tuple[object, Predictor] | None = None  # what the files were, and what answers by them
         self._loading = threading.Lock()
@@ -61,7 +64,6 @@ class Taught(Learning):
         self._at_once = AtOnce(folder)
         self._staged = Staged(folder)
         self._updates = Updates(folder, device, self._has_learnt, self._words)
-        self._stale = False  # whether sums are to be written when there is time
         self.settings  # noqa: B018 - what cannot be is said now
         if disk.exists(folder):
             self._drop_known()
@@ -72,10 +74,13 @@ class Taught(Learning):
     def settings(self) -> Settings:
         """What it was made with, or will be."""
         if disk.exists(self.folder):
-            return disk.settle(self.folder).settings if self._asked is None else self._asked[1].settings
+            asked = self._asked
+            return asked[1].settings if asked else disk.settle(self.folder).settings
         if self._chosen is None:
             usual = Photo(Path(), "", Image.new("RGB", (USUAL, USUAL)))
-            self._chosen = choose(self.new.request(), [usual], self.device)
+            wanted = self.new.request()
+            wanted.check()
+            self._chosen = choose(wanted, [usual], self.device)
         return self._chosen
 
     @property
@@ -136,9 +141,10 @@ class Taught(Learning):
             return None
         seen = found.st_ino, found.st_size, found.st_mtime_ns
         with self._loading:
-            if self._asked is None or self._asked[0] != seen:
-                self._asked = seen, Predictor(self.folder, None, str(self.device))
-            return self._asked[1]
+            asked = self._asked
+            if asked is None or asked[0] != seen:
+                self._asked = asked = seen, Predictor(self.folder, None, str(self.device))
+            return asked[1]
 
     def info(self) -> Values:
         """Return what the model is."""
@@ -226,19 +232,20 @@ class Taught(Learning):
         counts = {"learnt": done.learnt, "staged": 0, "known": done.known}
         return {"version": info["version"], **counts, "errors": errors, "suspicious": doubts, "info": info}
 
-    def learn(self) -> str:
-        """Begin an update."""
+    def learn(self) -> None:
+        """Start an update, or continue an unfinished one."""
         if disk.begun(self.folder):
-            return self._updates.start(Request(), ())
+            self._updates.start(Request(), ())
+            return
         photos = self._staged.photos()
         if not photos:
             raise Refused(409, "nothing is staged: teach photos first")
         relabel = any(one.relabel for one in self._staged.waiting().values())
         new = self.new.request(relabel) if not disk.exists(self.folder) else Request(relabel=relabel)
-        return self._updates.start(new, photos)
+        self._updates.start(new, photos)
 
     def discard(self) -> None:
-        """Drop what is staged, and an update that was begun."""
+        """Drop what is staged, and an unfinished update."""
         self._updates.stop()
         if disk.begun(self.folder):
             with disk.locked(self.folder):
@@ -294,8 +301,10 @@ class Taught(Learning):
         self.held.drop(ids)
         self._at_once.drop()
 
-    def undo(self, to: int | None) -> None:
+    def undo(self, to: int | None, of: int | None = None) -> None:
         """Go back to a version; photos that it has not learnt can be taught again."""
+        if of is not None and (now := self.info()["version"]) != of:
+            raise Refused(409, f"the model is at version {now}, not {of}; nothing was undone")
         now = versions.undo(self.folder, to)
         self.held.mark({digest for known in now.classes for digest in had(known)})
 
@@ -367,8 +376,8 @@ class Taught(Learning):
 
     def photo(self, id: str) -> bytes | None:
         """Return a small JPEG of a photo that is held, staged or kept."""
-        if (shown := self.held.get(id)) is not None:
-            return thumbnail(shown.pixels)
+        if (held := super().photo(id)) is not None:
+            return held
         places = [self._staged.picture(id)]
         if disk.exists(self.folder):
             places += [one for name, one in told.pictures(self.folder, disk.settle(self.folder)).items() if name == id]
@@ -382,13 +391,18 @@ class Taught(Learning):
         """Write the model as an ONNX file."""
         export_folder(self.folder, place)
 
+    def rest(self) -> None:
+        """Let go of tensors; what is asked or taught next reads them again."""
+        self._asked = None
+        self._at_once.drop()
+
     def idle(self) -> None:
         """Do what was put off."""
         self._at_once.save_sums()
 
     def close(self) -> None:
         """Stop an update at its last checkpoint, and write what saves work the next time."""
-        self._updates.stop()
+        self._updates.stop(STOPPING)
         self._at_once.save_sums()
 
     def _words(self, error: EdblError | OSError) -> str:

@@ -1,15 +1,12 @@
 """Updates of a trained model: in a thread of their own, with news of how far they are."""
 
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from edbl.app import bundle as disk
-from edbl.app.begin import read as begun_in
 from edbl.app.learn import increment
 from edbl.app.photos import Photo
 from edbl.app.settings import Request
@@ -20,7 +17,7 @@ from edbl.serve.refusals import Refused
 
 
 class _Stopped(Exception):
-    """The update is to end; what it has done stays as a begun increment."""
+    """The update is to end; what it has done stays as an unfinished one."""
 
 
 class Updates:
@@ -39,21 +36,24 @@ class Updates:
         """Whether an update is under way."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, request: Request, photos: Sequence[Photo]) -> str:
-        """Begin an update with photos, or go on with the one that was begun."""
+    def start(self, request: Request, photos: Sequence[Photo]) -> None:
+        """Start an update with photos, or continue the unfinished one."""
         if self.running:
             raise Refused(409, "an update is under way already")
         self._end.clear()
         self._tell("progress", {"phase": "reading photos", "epoch": 0, "of": 0, "done": 0.0})
         self._thread = threading.Thread(target=self._run, args=(request, photos), name="update", daemon=True)
         self._thread.start()
-        return uuid.uuid4().hex[:12]
 
-    def stop(self) -> None:
-        """End an update at its next step; it can be gone on with."""
+    def stop(self, seconds: float | None = None) -> None:
+        """End an update at its next step; it can be continued.
+
+        While photos are read, or features are computed, there is no step: after some ``seconds`` it is left to end with
+        the process, which may be killed at any moment.
+        """
         self._end.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def events(self, seconds: float) -> Iterator[tuple[str, Values]]:
         """Yield news as they come; nothing, as an empty name, where some seconds pass without."""
@@ -78,11 +78,13 @@ class Updates:
                     raise EdblError("there is nothing to learn: the model has all these photos already")
                 digests = list(begun.begun.digests)
                 begun.prepare()
+                if self._end.is_set():
+                    raise _Stopped
                 bundle = begun.commit(begun.learn(_News(self._tell, self._end)))
             self._learnt(digests)
             self._tell("done", {"version": bundle.version})
         except _Stopped:
-            self._tell("error", {"error": "the update was stopped; it can go on"})
+            self._tell("error", {"error": "the update was stopped; it can be continued"})
         except (EdblError, OSError) as error:
             self._tell("error", {"error": self._said(error)})
         except Exception:
@@ -93,11 +95,6 @@ class Updates:
         with self._news:
             self._last = self._last[0] + 1, name, values
             self._news.notify_all()
-
-
-def begun(folder: Path) -> bool:
-    """Tell whether an update was begun that can be gone on with."""
-    return disk.begun(folder) and begun_in(folder) is not None
 
 
 class _News(Count):

@@ -4,18 +4,18 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath, PureWindowsPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from python_multipart.multipart import MultipartParser, parse_options_header
 
 from edbl.serve.limits import MB, Limits
 from edbl.serve.refusals import Refused
 from edbl.serve.schema import Body
 from edbl.text import class_name, shown
+
+CALLS = "part_begin", "header_field", "header_value", "header_end", "part_data", "part_end", "end"  # of its parser
 
 Kind = TypeVar("Kind", bound=Body)
 
@@ -36,6 +36,58 @@ class Form:
     labels: Sequence[str]
 
 
+class _Parts:
+    """The parts of a form, in memory: nothing that is sent touches the disk, and the limit of all requests holds."""
+
+    def __init__(self, boundary: bytes) -> None:
+        self.found: list[tuple[str, str | None, bytes]] = []  # name, file name, content
+        self.whole = False
+        self._head: dict[bytes, bytes] = {}
+        self._field = self._value = b""
+        self._data: list[bytes] = []
+        told: Any = {f"on_{name}": getattr(self, f"_{name}") for name in CALLS}
+        self.parser = MultipartParser(boundary, told)
+
+    def _part_begin(self) -> None:
+        self._head, self._data = {}, []
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._head[self._field.lower()] = self._value
+        self._field = self._value = b""
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        self._data.append(data[start:end])
+
+    def _part_end(self) -> None:
+        kind, told = parse_options_header(self._head.get(b"content-disposition", b""))
+        if kind != b"form-data" or b"name" not in told:
+            raise ValueError("a part of it has no name")
+        file = told.get(b"filename")
+        self.found.append((told[b"name"].decode(), None if file is None else file.decode(), b"".join(self._data)))
+
+    def _end(self) -> None:
+        self.whole = True
+
+
+def _parts(kind: str, data: bytes) -> list[tuple[str, str | None, bytes]]:
+    """Return name, file name and content of what a form has."""
+    boundary = parse_options_header(kind)[1].get(b"boundary")
+    if not boundary:
+        raise ValueError("it has no boundary")
+    parts = _Parts(boundary)
+    parts.parser.write(data)
+    parts.parser.finalize()
+    if not parts.whole:
+        raise ValueError("it ends before its last boundary")
+    return parts.found
+
+
 def is_form(request: Request) -> bool:
     """Tell whether a request brings files."""
     return request.headers.get("content-type", "").lower().startswith("multipart/form-data")
@@ -43,24 +95,24 @@ def is_form(request: Request) -> bool:
 
 async def form(request: Request, limits: Limits, labelled: bool = False) -> Form:
     """Read files, each with a label where it is to be ``labelled``."""
+    data = await request.body()
     try:
-        found = await request.form(max_files=limits.files, max_fields=limits.files, max_part_size=limits.name * 4)
-    except (MultiPartException, HTTPException, UnicodeDecodeError, ValueError, KeyError) as error:
-        why = getattr(error, "message", "") or getattr(error, "detail", "") or "it is no multipart form"
-        raise Refused(400, f"the request cannot be read: {why}"[: limits.name]) from error
+        parts = _parts(request.headers["content-type"], data)
+    except ValueError as error:  # as are those of the parser, and of text that is none
+        raise Refused(400, f"the form cannot be read: {shown(str(error))}"[: limits.name]) from error
+    if odd := [name for name, *_ in parts if name not in (("files", "labels") if labelled else ("files",))]:
+        raise Refused(422, f"the form has a field '{shown(odd[0])[:40]}'; files go into 'files', and no other")
+    if any(file is None for name, file, _ in parts if name == "files"):
+        raise Refused(422, "'files' is to be files, not text")
+    files = [File(file_name(file or ""), content) for name, file, content in parts if name == "files"]
+    if len(files) > limits.files:
+        raise Refused(413, f"a request has at most {limits.files} photos; send them in several")
+    if any(len(one.data) > limits.file_bytes for one in files):
+        raise Refused(413, f"a photo has at most {limits.file_bytes // MB} MB")
     try:
-        if odd := [name for name in found if name not in (("files", "labels") if labelled else ("files",))]:
-            raise Refused(422, f"the form has a field '{shown(odd[0])[:40]}'; files go into 'files', and no other")
-        files = []
-        for one in found.getlist("files"):
-            if not isinstance(one, UploadFile):
-                raise Refused(422, "'files' is to be files, not text")
-            if (one.size or 0) > limits.file_bytes:
-                raise Refused(413, f"a photo has at most {limits.file_bytes // MB} MB")
-            files.append(File(file_name(one.filename or ""), await one.read()))
-        labels = [label(one, limits) for one in found.getlist("labels")]
-    finally:
-        await found.close()
+        labels = [label(content.decode(), limits) for name, _, content in parts if name == "labels"]
+    except UnicodeDecodeError as error:
+        raise Refused(400, "a label is no text in UTF-8") from error
     if not files:
         raise Refused(422, "the form has no photo; send them as 'files'")
     if labelled and len(labels) not in (1, len(files)):

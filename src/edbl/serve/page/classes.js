@@ -82,7 +82,7 @@ function row(one, opened) {
     make(
       "span",
       { class: "quiet" },
-      plural(one.photos, "photo"),
+      one.photos > 0 && plural(one.photos, "photo"),
       ...right
         .slice(1)
         .map((text) => [" · ", text])

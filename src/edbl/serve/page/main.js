@@ -43,7 +43,8 @@ function facts() {
   const { info } = state;
   if (!info) return "";
   if (!info.classes.length) return "Nothing is taught yet.";
-  const told = [plural(info.classes.length, "class", "classes"), plural(info.photos, "photo")];
+  const told = [plural(info.classes.length, "class", "classes")];
+  if (info.photos) told.push(plural(info.photos, "photo")); // an exported file does not say how many
   if (info.accuracy?.of) told.push(`${rightOf(info.accuracy)} right`);
   return told.join(" · ");
 }

@@ -127,7 +127,8 @@ function joinPart() {
 function aboutPart() {
   const { info } = state;
   const facts = [
-    ["Photos", `${plural(info.photos, "photo")} of ${plural(info.classes.length, "class", "classes")}`],
+    ["Photos", info.photos ? plural(info.photos, "photo") : null],
+    ["Classes", info.classes.length],
     ["Right", info.accuracy ? rightOf(info.accuracy) : null],
     ["Network", info.backbone],
     ["Method", info.method],

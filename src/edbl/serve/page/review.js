@@ -38,7 +38,7 @@ const PARTS = [
       one.looks_like
         ? `Learnt as ${one.label}, looks like ${one.looks_like}.`
         : `Learnt as ${one.label}, looks like no other photo of it.`,
-    other: (one) => one.looks_like,
+    other: (one) => one.looks_like ?? lists[1].find((wrong) => wrong.id === one.id)?.said,
   },
 ];
 

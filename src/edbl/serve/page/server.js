@@ -29,7 +29,7 @@ async function askToken() {
       make("p", {}, "Whoever started the server has it: it was printed, or is in the file named at the start."),
       make("div", { class: "line" }, nodes),
     ],
-    agree: "Go on",
+    agree: "Use it",
     value: () => input.value.trim() || null,
   });
   if (given) keep(given);

@@ -1,4 +1,4 @@
-// Models that are trained learn by updates: photos wait until one is begun, and it tells how far it is.
+// Models that are trained learn by updates: photos wait until one is started, and it tells how far it is.
 
 import { button, byId, doing, make, notice, plural, say, swap } from "./dom.js";
 import { events, send } from "./server.js";
@@ -42,7 +42,7 @@ async function end(name) {
 const learn = (event) =>
   doing(event.currentTarget, async () => {
     await send(path("/learn"), {});
-    say("Learning has begun.");
+    say("Learning has started.");
     await follow();
   });
 
