@@ -284,7 +284,7 @@ async def join(request: Request, model: str) -> Response:
     wanted = await uploads.body(request, schema.Join)
     shelf = desk(request).shelf
     if wanted.model == model:
-        raise Refused(422, "a model cannot be joined with itself")
+        raise Refused(409, "a model cannot be joined with itself")
     return await done(request, model, lambda found: found.join(learning_on(shelf, wanted.model)))
 
 
