@@ -245,7 +245,7 @@ def test_a_folder_of_models(tmp_path: Path) -> None:
         answer = call.form("/v1/models/a/predict", [picture(3, 20)]).json
         assert answer["predictions"][0]["classes"][0]["name"] == "digit 3"
         assert call("POST", "/v1/models/a/undo", {}).json["photos"] == 10
-        assert call("POST", "/v1/models/a/join", {"model": "a"}).status == 422
+        assert call("POST", "/v1/models/a/join", {"model": "a"}).status == 409
         assert call("POST", "/v1/models/a/join", {"model": "z"}).status == 404
         assert call("POST", "/v1/models/a/join", {"model": "c"}).status == 409
         assert call("GET", "/v1/models/z/").status == 404

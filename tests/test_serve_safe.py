@@ -135,7 +135,7 @@ def test_too_much_is_refused_before_it_is_read(tmp_path: Path) -> None:
         chunk = b"800\r\n" + b" " * 0x800 + b"\r\n0\r\n\r\n"
         assert status(raw(call, f"{post}{text}\r\nTransfer-Encoding: chunked\r\n\r\n".encode() + chunk)) == 413
         assert call.form(f"{M}/predict", [picture(0, k) for k in range(3)]).status == 200
-        assert call.form(f"{M}/predict", [picture(0, k) for k in range(4)]).status == 413
+        assert call.form(f"{M}/predict", [picture(0, k) for k in range(4)]).status == 422
         large = call.form(f"{M}/predict", [("a.png", bytes(20_001))])
         assert (large.status, "a photo has at most" in large.json["error"]) == (413, True)
         assert call.form(f"{M}/teach", [picture(0, 0)], ["x" * 201]).status in (400, 422)
@@ -451,4 +451,4 @@ def test_the_schema_holds(tmp_path: Path, examples: int) -> None:
             list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}
         )
         assert call("GET", "/health").status == 200
-    assert ended.returncode == 0, ended.stdout[-6000:] + ended.stderr[-2000:]
+    assert ended.returncode == 0, re.findall("ST20.*|curl .{0,300}|`.error.*|Invalid comp.*", ended.stdout)

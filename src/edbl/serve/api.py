@@ -284,7 +284,7 @@ async def join(request: Request, model: str) -> Response:
     wanted = await uploads.body(request, schema.Join)
     shelf = desk(request).shelf
     if wanted.model == model:
-        raise Refused(422, "a model cannot be joined with itself")
+        raise Refused(409, "a model cannot be joined with itself")
     return await done(request, model, lambda found: found.join(learning_on(shelf, wanted.model)))
 
 
@@ -302,7 +302,7 @@ async def forget(request: Request, model: str) -> Response:
         form = await uploads.form(request, here.limits)
         photos = await here.decode(found, form.files)
         if bad := [file.name for one, file in zip(photos, form.files, strict=True) if isinstance(one, Decoded)]:
-            raise Refused(422, f"cannot read {bad[0]}; nothing is forgotten")
+            raise Refused(409, f"cannot read {bad[0]}; nothing is forgotten")
         ids = [one.id for one in photos if isinstance(one, Shown)]
         return await done(request, model, lambda found: found.forget_photos(ids))
     wanted = await uploads.body(request, schema.Forget)

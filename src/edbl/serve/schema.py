@@ -12,7 +12,7 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value  # as JSON Schema has integers
 
 
-Number = Annotated[int, BeforeValidator(_whole), Field(ge=1, le=10**9)]
+Number = Annotated[int, Field(ge=1, le=10**9), BeforeValidator(_whole)]
 
 
 class Body(BaseModel):

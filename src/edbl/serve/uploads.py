@@ -106,7 +106,7 @@ async def form(request: Request, limits: Limits, labelled: bool = False) -> Form
         raise Refused(422, "'files' is to be files, not text")
     files = [File(file_name(file or ""), content) for name, file, content in parts if name == "files"]
     if len(files) > limits.files:
-        raise Refused(413, f"a request has at most {limits.files} photos; send them in several")
+        raise Refused(422, f"a request has at most {limits.files} photos; send them in several")
     if any(len(one.data) > limits.file_bytes for one in files):
         raise Refused(413, f"a photo has at most {limits.file_bytes // MB} MB")
     try:
