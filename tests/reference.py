@@ -78,6 +78,7 @@ def _options(command: typer.core.TyperCommand) -> Iterator[str]:
 def _front(source: str) -> Iterator[str]:
     """Return the README, whose links to pages lead to the site's."""
     text = (ROOT / "README.md").read_text(encoding="utf-8").replace(source, "")
+    text = re.sub(r"\(https://raw\.[^)]*/(?=docs/)", "(", text)
     text = re.sub(r"\]\((?!\w+:|#|docs/)", f"]({source}", text)
     yield text.replace("](docs/", "](")
 

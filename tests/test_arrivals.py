@@ -199,8 +199,8 @@ def test_the_class_order_may_follow_the_seed() -> None:
         ({"blur": 1.5}, "stream.blur = 1.5 is too large: at most 1"),
         ({"blur": "much"}, "stream.blur = 'much' is not a finite number"),
         ({"tail": "long", "imbalance": 0.1}, "unknown value of stream.tail 'long': known: ordered, shuffled"),
-        ({"tail": "shuffled"}, "stream.tail means nothing without stream.imbalance; leave it out"),
-        ({"disjoint": 0.5}, "stream.disjoint means nothing without stream.blur; leave it out"),
+        ({"tail": "shuffled"}, "stream.tail does not apply without stream.imbalance; leave it out"),
+        ({"disjoint": 0.5}, "stream.disjoint does not apply without stream.blur; leave it out"),
     ],
 )
 def test_wrong_settings(given: dict[str, Any], message: str) -> None:

@@ -143,7 +143,7 @@ def test_bf16_on_a_cpu_has_a_row_of_its_own(cli: Cli, monkeypatch: pytest.Monkey
 
 def test_a_precision_that_is_not_there_is_refused(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "computes_bf16", lambda device: False)
-    for precision, told in (("bf16", "precision bf16 was asked for"), ("fp16", "unknown value of precision 'fp16'")):
+    for precision, told in (("bf16", "precision bf16 is wanted"), ("fp16", "unknown value of precision 'fp16'")):
         finished = cli(*QUICK, "--batch", 8, "--steps", 1, "--precision", precision)
         assert finished.code == 2
         assert told in finished.err

@@ -126,7 +126,10 @@ def test_help_waits_for_nothing_that_computes() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     slow = {"torch", "numpy", "PIL", "matplotlib", "sklearn", "rich.progress", "edbl.recipe", "edbl.text"}
     assert not slow & set(loaded)
-    assert {name for name in loaded if name.startswith("edbl.") and not name.startswith("edbl.cli")} == {"edbl.errors"}
+    assert {name for name in loaded if name.startswith("edbl.") and not name.startswith("edbl.cli")} == {
+        "edbl.errors",
+        "edbl.group",
+    }
 
 
 def test_list(cli: Cli) -> None:

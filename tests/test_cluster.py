@@ -403,7 +403,7 @@ def test_a_run_that_another_process_has_is_left_to_it(cli: Cli, tmp_path: Path) 
     assert (done.code, "1 of 2 runs are with other processes; the others are done" in done.err) == (75, True)
     planned = cli(*command, "--dry-run")
     assert planned.code == 0
-    assert "2 runs: 1 done, 0 begun, 1 missing" in planned.out
+    assert "2 runs: 1 done, 0 unfinished, 1 missing" in planned.out
     assert not (tmp_path / "runs" / "rkd-seed0" / records.RECORD).exists()
 
 

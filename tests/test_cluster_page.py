@@ -88,7 +88,7 @@ def test_ray_in_a_job_of_slurm(machine: Path, cli: Cli, monkeypatch: pytest.Monk
     [words] = [words for words in made if words[0] == "edbl"]
     planned = cli(*words[1:], "--dry-run")
     assert planned.code == 0, planned.err
-    assert "2 runs: 0 done, 0 begun, 2 missing" in planned.out
+    assert "2 runs: 0 done, 0 unfinished, 2 missing" in planned.out
 
 
 def test_parallel_makes_a_run_for_each_seed(machine: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ import typer.main
 from fastapi.routing import APIRoute
 
 import edbl
-from edbl import metrics, records, resume, run
+from edbl import metrics, resume, run
 from edbl.cli import app
 from edbl.cli.options import FLAGS
 from edbl.data.datasets import DATASETS
@@ -445,17 +445,6 @@ def test_every_ambiguity_is_described(tag: str) -> None:
 def test_every_tag_in_the_settings_exists() -> None:
     helps = [leaf.help for method in METHODS for leaf in Recipe.keys(method).values()]
     assert set(re.findall(r"\bA\d+", " ".join(helps))) <= set(TAGS)
-
-
-def test_numbers_beside_references_are_those_of_the_records() -> None:
-    found = rows("docs/methods/README.md", "Beside public numbers")
-    assert found
-    for name, (readout, ours, reference, difference) in found.items():
-        record = records.read(ROOT / "results" / name)
-        assert record.status == "done"
-        assert record.recipe["preset"] == "paper" or record.method == "gem"
-        assert ours == f"{100 * record.average_incremental_accuracy[readout.lower()]:.1f}"
-        assert difference == f"{float(ours) - float(reference):+.1f}"
 
 
 def test_the_calls_limits_and_metrics_of_the_server_are_described(tmp_path: Path) -> None:

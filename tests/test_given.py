@@ -140,7 +140,7 @@ X, Y, X_TEST, Y_TEST = arrays()
         ((X, Y, X_TEST), "cannot be read from an object of type tuple of 3"),
         ((X, X), "the training images of the given data cannot be read from an object of type ndarray"),
         (3, "cannot be read from an object of type int"),
-        ((X / 255 - 0.5, Y, X_TEST, Y_TEST), "are float64, not all from 0 to 1, so nobody knows black and white"),
+        ((X / 255 - 0.5, Y, X_TEST, Y_TEST), "are float64, not all from 0 to 1, so black and white are not known"),
         ((X.astype(float), Y, X_TEST, Y_TEST), "not all from 0 to 1"),
         ((X.astype(int), Y, X_TEST, Y_TEST), "int64 of shape .*; give images as uint8"),
         ((X.astype(object), Y, X_TEST, Y_TEST), "of type object; give uint8"),

@@ -59,7 +59,7 @@ WRONG = {
     "bytes": (DRAW.format("augment=lambda x, g: x"), r"`augment` of phase 'train' gives torch.uint8"),
     "head": ("    head = lambda width: nn.Linear(width, 10)\n", "the head of mine is an object of type Linear; derive"),
     "no begin": ("    def begin(self, task, generator):\n        pass\n", "has 0 classes after `begin`"),
-    "net": (END.format(f"self.net = {LAYER}"), "after `end` the net of mine is an object of type Linear"),
+    "net": (END.format(f"self.net = {LAYER}"), "after `end` the network of mine is an object of type Linear"),
     "scores": ("    def scores(self, output):\n        return output.logits[:, :1]\n", r"'cnn' have shape \[142, 1\]"),
     "nan": ("    def scores(self, output):\n        return output.logits * torch.nan\n", "'cnn' are not all numbers"),
     "streams": ("    streams = {'returnign'}\n", "Mine.streams is {'returnign'}; it is a set of nothing"),

@@ -263,7 +263,7 @@ def test_runs_end_with_the_process_that_started_them(how: signal.Signals, tmp_pa
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-    assert not (tmp_path / "all" / "icarl-seed0").exists()
+    assert not (tmp_path / "all" / "icarl-seed0" / records.RECORD).exists()  # it waited
     said = (tmp_path / "errors").read_text()
     assert "Traceback" not in said
     if how is not signal.SIGKILL:

@@ -259,7 +259,7 @@ DROPS = """
 
 
 def test_what_could_not_be_resumed_fails_in_the_first_task(tmp_path: Path) -> None:
-    refused(tmp_path, BUFFER, r"(?s)after task 1 its net is not what `build` and `grow` make.*mean")
+    refused(tmp_path, BUFFER, r"(?s)after task 1 its network is not what `build` and `grow` make.*mean")
     refused(tmp_path, DROPS, "`finish` of phase 'train' changes the structure of the network; do that in `end`")
 
 

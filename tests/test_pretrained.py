@@ -250,7 +250,10 @@ def test_a_gpu_gives_the_same() -> None:
 def test_unknown_names_are_refused(name: str) -> None:
     text = message(name)
     assert f"unknown pretrained network '{name}'" in text
-    assert "efficientnet-lite0, efficientnet-lite2 and timm:NAME; from scratch mlp, resnet18, resnet32, small" in text
+    assert (
+        "efficientnet-lite0, efficientnet-lite2 and timm:NAME; "
+        "from scratch mlp, resnet18, resnet18-large, resnet32, small" in text
+    )
     assert "timm:NAME" in message("timm:")
 
 

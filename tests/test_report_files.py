@@ -171,7 +171,7 @@ def test_latex_table() -> None:
         "% digits · base0 · 3 tasks",
         "\\begin{tabular}{llrrrr}",
         "\\toprule",
-        "Method & Read-out & n & Average & Last & Forgetting \\\\",
+        "Method & Classifier & n & Average & Last & Forgetting \\\\",
     ]
     assert lines[-2:] == ["\\bottomrule", "\\end{tabular}"]
     edbl_, icarl = groups(runs[:3])
@@ -208,7 +208,7 @@ def test_names_are_escaped_for_latex() -> None:
 def test_markdown_table() -> None:
     text = markdown(held(make("a|b_c*<i>`"), boosted()))
     lines = text.splitlines()
-    assert lines[2] == "| Method | Read-out | n | Average | Last | Forgetting |"
+    assert lines[2] == "| Method | Classifier | n | Average | Last | Forgetting |"
     assert lines[3] == "| --- | --- | ---: | ---: | ---: | ---: |"
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines[4:]]
     assert {len(row) for row in rows} == {6}

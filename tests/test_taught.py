@@ -190,7 +190,7 @@ def test_photos_that_are_given_again_do_not_count_again(folders: list[Path], tmp
     assert "12 images left out: given twice, or in the model already" in found.err
     assert "refreshed" not in found.out
     assert [known.images for known in store.read(model).classes] == [12, 9]
-    assert "the model knows all these images already" in cli("learn", model, folders[0], "--skip-bad").err
+    assert "the model has all these images already" in cli("learn", model, folders[0], "--skip-bad").err
 
 
 def test_a_photo_gets_another_class_as_if_it_had_always_had_it(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
@@ -248,7 +248,7 @@ def test_settings_that_mean_nothing_to_it(folders: list[Path], tmp_path: Path, c
         found = cli("learn", tmp_path / "model", folders[0], *OPTIONS, *more)
         assert (found.code, message in found.err) == (2, True), found.err
     learn(cli, tmp_path / "model", folders[0], *OPTIONS, "--set", "options.unit=false")
-    assert "for good" in cli("learn", tmp_path / "model", folders[1], "--keep", "photos").err
+    assert "which cannot change" in cli("learn", tmp_path / "model", folders[1], "--keep", "photos").err
     assert "has one classifier" in cli("predict", tmp_path / "model", folders[0], "--readout", "nme").err
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edbl import store
-from edbl.cli import terminal
+from edbl.cli import LATER, terminal
 from tests.campaign import bases
 from tests.campaign.child import Action, Child, End, Watch, command, die, fail, interrupt, nothing
 from tests.campaign.inputs import faults, say_nothing
@@ -301,7 +301,7 @@ def writers(number: int, seed: int, out: Path, wanted: Wanted) -> dict[str, Any]
     logs = [place.with_name(f"{place.name}.{k}") for k in range(len(lines))]
     children = [Child(bases.in_place(place, command(*line)), log) for line, log in zip(lines, logs, strict=True)]
     ends = [child.wait() for child in children]
-    wrong = [fault for end in ends for fault in faults(end.code, end.out, (0, 2))]
+    wrong = [fault for end in ends for fault in faults(end.code, end.out, (0, 2, LATER))]
     out_of = "\n".join(end.out for end in ends)
     for log in logs:
         log.unlink()

@@ -24,6 +24,7 @@ EXTRAS = {
     "export": "`edbl export`, and features in half the time on a CPU",
     "pandas": "`edbl.frame`",
     "serve": "`edbl serve`",
+    "ray": "runs on a cluster, `--on`",
     "tune": "`edbl tune`",
     "tensorboard": "`--log tensorboard`",
     "wandb": "`--log wandb`",

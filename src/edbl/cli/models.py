@@ -48,6 +48,27 @@ Mirror = Annotated[
 Relabel = Annotated[
     bool, typer.Option("--relabel", help="Move photos that the model has under another class to the class given now.")
 ]
+Memory = Annotated[str | None, typer.Option(help="Images that a trained method keeps. Default: per_class=20.")]
+MemoryMb = Annotated[float | None, typer.Option(help="The same limit in MB of pixels.")]
+ImageSize = Annotated[
+    int | None,
+    typer.Option(help="Side of the images in pixels; cannot be changed later. Default: by the backbone."),
+]
+Tune = Annotated[
+    str | None,
+    options.choice(
+        "head", "all", help="What a pretrained network learns; cannot be changed later. Default: head on a CPU."
+    ),
+]
+Validation = Annotated[
+    float | None,
+    typer.Option(help="Share of photos held out to measure accuracy, by trained methods. Default: 0.1."),
+]
+Start = Annotated[
+    int | None, typer.Option("--from", metavar="VERSION", help="Update this version of the model, not the newest.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Learn photos that look mislabelled too, without stopping.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave unreadable files out instead of stopping.")]
 
 
 def learn(
@@ -55,40 +76,21 @@ def learn(
     folders: Folders = None,
     method: Method = None,
     keep: options.Keep = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Images that a trained method keeps. Default: per_class=20.")
-    ] = None,
-    memory_mb: Annotated[float | None, typer.Option(help="The same limit in MB of pixels.")] = None,
-    image_size: Annotated[
-        int | None,
-        typer.Option(help="Side of the images in pixels; cannot be changed later. Default: by the backbone."),
-    ] = None,
+    memory: Memory = None,
+    memory_mb: MemoryMb = None,
+    image_size: ImageSize = None,
     backbone: Backbone = None,
-    tune: Annotated[
-        str | None,
-        options.choice(
-            "head", "all", help="What a pretrained network learns; cannot be changed later. Default: head on a CPU."
-        ),
-    ] = None,
+    tune: Tune = None,
     engine: Engine = None,
     mirror: Mirror = None,
     seed: Annotated[int | None, typer.Option(help="Seed of all random choices. Default: 0.")] = None,
     device: Device = "auto",
     settings: options.Settings = None,
-    validation: Annotated[
-        float | None,
-        typer.Option(help="Share of photos held out to measure accuracy, by trained methods. Default: 0.1."),
-    ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave unreadable files out instead of stopping.")
-    ] = False,
+    validation: Validation = None,
+    skip_bad: SkipBad = False,
     relabel: Relabel = False,
-    start: Annotated[
-        int | None, typer.Option("--from", metavar="VERSION", help="Update this version of the model, not the newest.")
-    ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="Learn photos that look mislabelled too, without stopping.")
-    ] = False,
+    start: Start = None,
+    yes: Yes = False,
     discard: Annotated[bool, typer.Option("--discard", help="Discard an unfinished update.")] = False,
 ) -> None:
     """Create a model from photos, or teach it new classes, or more photos of its classes."""

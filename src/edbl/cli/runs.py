@@ -36,57 +36,59 @@ if TYPE_CHECKING:
     from edbl.fleet.many import Where
     from edbl.recipe import Recipe
 
+Methods = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="METHOD", help="Methods (`edbl list methods`), or .py files with one."),
+]
+Order = Annotated[
+    str | None,
+    typer.Option(
+        help="Class order: natural, a seed such as 1993, seed (that of the run), or a file. Default: natural."
+    ),
+]
+Stream = Annotated[str | None, typer.Option(metavar="FILE.py:NAME", help="A stream of your own instead of a protocol.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of all random choices, except the class order. Default: 0.")]
+Seeds = Annotated[
+    int, typer.Option(help="Number of runs of each method, with seeds from --seed on.", min=1, max=10_000)
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(help="Of several runs, how many at a time. Default: what fits the device.", min=1),
+]
+OnDevice = Annotated[
+    str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu. Default: auto, a GPU if there is one.")
+]
+Precision = Annotated[
+    str | None,
+    options.choice("auto", "fp32", "bf16", help="Default: auto, which is bf16 on a GPU that computes it, else fp32."),
+]
+Graph = Annotated[bool | None, typer.Option(help="On an NVIDIA GPU, replay the step as a CUDA graph. Default: yes.")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad", help="Of a folder of images, leave unreadable files out instead of stopping.")
+]
+Out = Annotated[Path | None, typer.Option(help="Output folder, new or with earlier runs. Default: runs/NAME.")]
+
 
 def run(
-    methods: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="METHOD", help="Methods (`edbl list methods`), or .py files with one."),
-    ] = None,
+    methods: Methods = None,
     recipe: RecipeFile = None,
     data: Data = None,
     protocol: Protocol = None,
     tasks: Tasks = None,
     memory: Memory = None,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            help="Class order: natural, a seed such as 1993, seed (that of the run), or a file. Default: natural."
-        ),
-    ] = None,
-    stream: Annotated[
-        str | None, typer.Option(metavar="FILE.py:NAME", help="A stream of your own instead of a protocol.")
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of all random choices, except the class order. Default: 0.")
-    ] = None,
-    seeds: Annotated[
-        int, typer.Option(help="Number of runs of each method, with seeds from --seed on.", min=1, max=10_000)
-    ] = 1,
-    at_once: Annotated[
-        int | None,
-        typer.Option(help="Of several runs, how many at a time. Default: what fits the device.", min=1),
-    ] = None,
+    order: Order = None,
+    stream: Stream = None,
+    seed: Seed = None,
+    seeds: Seeds = 1,
+    at_once: AtOnce = None,
     preset: Preset = None,
     settings: Settings = None,
-    device: Annotated[
-        str | None, typer.Option(help="auto, cpu, cuda, cuda:1, mps or xpu. Default: auto, a GPU if there is one.")
-    ] = None,
-    precision: Annotated[
-        str | None,
-        options.choice(
-            "auto", "fp32", "bf16", help="Default: auto, which is bf16 on a GPU that computes it, else fp32."
-        ),
-    ] = None,
-    graph: Annotated[
-        bool | None, typer.Option(help="On an NVIDIA GPU, replay the step as a CUDA graph. Default: yes.")
-    ] = None,
+    device: OnDevice = None,
+    precision: Precision = None,
+    graph: Graph = None,
     gpus: Gpus = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Of a folder of images, leave unreadable files out instead of stopping.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="Output folder, new or with earlier runs. Default: runs/NAME.")
-    ] = None,
+    skip_bad: SkipBad = False,
+    out: Out = None,
     dry_run: DryRun = False,
     keep_going: KeepGoing = True,
     on: On = None,

@@ -32,7 +32,7 @@ def photos(folder: Path, classes: int = len(NAMES), each: int = 40, first: int =
         # Writers stand one after the other in the data; mixed, any part of them is like any other.
         mixed = np.random.default_rng(label).permutation(np.flatnonzero(digits.target == label))
         for number in sorted(mixed[first : first + each]):
-            image = Image.fromarray((255 - digits.images[number] * 15.9).astype(np.uint8))
+            image = Image.fromarray((255 - digits.images[number] * 15.9).astype(np.uint8)).convert("RGB")
             path = place / f"{number:04}.png"
             image.resize((SIDE, SIDE), Image.Resampling.BICUBIC).save(path)
             written.setdefault(name, []).append(path)

@@ -26,7 +26,13 @@ class Images:
         return self.y.shape[0]
 
     def __getitem__(self, index: Tensor | slice) -> "Images":
-        if self.x.is_cpu and isinstance(index, Tensor) and index.dtype == torch.int64 and index.ndim == 1:
+        if (
+            isinstance(self.x, Tensor)
+            and self.x.is_cpu
+            and isinstance(index, Tensor)
+            and index.dtype == torch.int64
+            and index.ndim == 1
+        ):
             x = self.x.index_select(0, index)  # which copies whole images
         else:
             x = self.x[index]

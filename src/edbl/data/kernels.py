@@ -96,9 +96,10 @@ def move(x: Tensor, changes: "Changes", mean: Tensor, std: Tensor, pad: int, sid
     """Return ``[n, c, h, w]`` images with their random changes, normalised."""
     n, channels, height, width = x.shape
     out = torch.empty(x.shape, device=x.device, memory_format=torch.channels_last)
-    crop, flip, bright, hole, some, _ = (change is not None for change in changes)
+    moved = changes[:6]  # a part that is scaled is not done here
+    crop, flip, bright, hole, some, _ = (change is not None for change in moved)
     _move_kernel[(n, triton.cdiv(height * width, BLOCK))](
-        x.contiguous(), *(x if change is None else change for change in changes), mean, std, out,
+        x.contiguous(), *(x if change is None else change for change in moved), mean, std, out,
         channels, height, width, pad, side if hole else 0, crop, flip, bright, some, mean.numel(), std.numel(), BLOCK,
     )  # fmt: skip
     return out
