@@ -52,7 +52,11 @@ from tests.test_contract import Killed, Killer, last_state
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = {str(path.relative_to(ROOT)): path.read_text() for path in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]}
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+    if "generated" not in path.parts
+}
 METHODS = sorted(methods())
 TAGS = [f"A{number}" for number in range(1, 23)]
 SOURCE = "https://github.com/edbl/edbl/"  # in links that an index of packages shows too

@@ -168,7 +168,7 @@ def test_a_name_wins_over_a_number() -> None:
         (["cat", "dog", "horse", "zebra", "0", "fox"], "the class order names 'cat' more than once"),
         (["fox", "cat", "zebra"], "the class order leaves out 2 of 5 classes, 'dog' first; name all"),
         ([], "the class order leaves out 5 of 5 classes, 'cat' first; name all"),
-        ("naturel", "unknown class order 'naturel': did you mean 'natural'? known: natural, seed"),
+        ("naturel", "unknown class order 'naturel': did you mean 'natural'? known: 1993, natural, seed"),
         ("-3", "unknown class order '-3': known: 1993, natural, seed"),
     ],
 )

@@ -203,15 +203,15 @@ def near(x: Tensor) -> Tensor:
 
 def cat(parts: Sequence[Tensor]) -> Tensor:
     """Return all images of some parts, one part after the other; far ones stay where they are."""
-    if not any(map(far, parts)):
+    if not any(isinstance(part, Far) for part in parts):
         return torch.cat(list(parts))
     rows: list[Rows] = []
     numbers = []
-    own = [far(part) or Far.all_of(Held(part.cpu())) for part in parts]
+    own = [Far.all_of(Held(part.cpu())) if (one := far(part)) is None else one for part in parts]
     for one in own:
         numbers.append(one.numbers + sum(map(len_of, rows)))
         rows += one.rows
-    device = next(one.device for one in map(far, parts) if one)
+    device = next(one.device for one in map(far, parts) if one is not None)
     return as_tensor(Far(rows, torch.cat(numbers), device))
 
 
@@ -219,7 +219,7 @@ def placed(parts: Sequence[Tensor], place: Place, device: torch.device) -> list[
     """Return the images of a data set where they are to be: on the device, or `Far` from it."""
     needed = sum(part.nbytes for part in parts)
     if place == "auto":
-        on_disk = any(map(far, parts))
+        on_disk = any(isinstance(part, Far) for part in parts)
         # What is in memory already takes no more of it where that is the device's.
         fits = needed <= SHARE * free(device) if on_disk or device.type == "cuda" else True
         place = "device" if fits else "disk" if on_disk and needed > SHARE * free(CPU) else "host"
