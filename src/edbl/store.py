@@ -208,8 +208,11 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a run, a model or a search that holds a link: it may come from anywhere, and the link lead anywhere."""
+def refuse_links(folder: Path, but: str = "") -> None:
+    """Refuse a run, a model or a search that holds a link: it may come from anywhere, and the link lead anywhere.
+
+    Folders that are called as ``but`` says are left out: neither read nor written.
+    """
     places = [os.fspath(folder)]
     while places:
         with suppress(FileNotFoundError), os.scandir(places.pop()) as entries:  # another process may remove some
@@ -217,7 +220,7 @@ def refuse_links(folder: Path) -> None:
                 if entry.is_symlink():
                     where = "a run, a model or a search keeps its files itself; put what it leads to in its place"
                     raise EdblError(f"{entry.path} is a link, and {where}")
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and entry.name != but:
                     places.append(entry.path)
 
 

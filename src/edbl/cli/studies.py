@@ -11,8 +11,9 @@ import typer
 from rich.markdown import Markdown
 
 from edbl.cli import options, stopping, terminal
-from edbl.cli.options import DataDir, DryRun, KeepGoing, Mixed, On
+from edbl.cli.options import Code, DataDir, DryRun, KeepGoing, Mixed, On
 from edbl.errors import Busy, EdblError, command
+from edbl.store import refuse_links
 
 if TYPE_CHECKING:
     from edbl.fleet.many import Where
@@ -92,6 +93,7 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
     studies: Annotated[Path, typer.Option(help="With all: folder of studies to run too.")] = Path("studies/rule"),
     data_dir: DataDir = None,
+    code: Code = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside the printed numbers."""
     from edbl.studies import pages, queue, small
@@ -100,6 +102,8 @@ def reproduce(
     from edbl.studies.study import read_all
 
     end = _end(minutes, resume)
+    options.trust(code)
+    refuse_links(runs)
     where = options.where(on, mixed, keep_going)
     shelf = Shelf(results)
     if name == queue.ALL:
@@ -151,6 +155,7 @@ def study(
     runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/studies"),
     results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
     data_dir: DataDir = None,
+    code: Code = None,
 ) -> None:
     """Run what is missing of a study on held-out training images, and compare its candidates."""
     from edbl.studies.paper import planned
@@ -159,6 +164,8 @@ def study(
     from edbl.studies.study import read
 
     where = options.where(on, mixed, keep_going)
+    options.trust(code)
+    refuse_links(runs)
     found, shelf = read(file), Shelf(results)
     plan = planned(found.experiment, range(seeds))
     if dry_run:
@@ -304,8 +311,10 @@ def results(
     studies: Annotated[
         Path | None, typer.Option(help="Folder of studies, for a page of that name beside the first.")
     ] = None,
+    code: Code = None,
 ) -> None:
     """Update the tables and figures of pages, and the list of all runs, from records."""
     from edbl.studies.pages import write_all
 
+    options.trust(code)
     terminal.tell(f"written: {', '.join(map(str, write_all(page or [Path('results.md')], results, studies)))}")

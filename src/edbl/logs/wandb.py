@@ -20,6 +20,7 @@ from edbl.logs.base import Log, identity, title
 from edbl.store import MOST_VALUES, read_file
 
 FOLDER = "wandb"  # beside the folder of a run
+LINKED = "logs"  # in that of a process, where `wandb` makes a link all the same
 ROWS = "wandb.jsonl"  # in it
 PROJECT = "edbl"
 BLOCK, HEADER = 32 * 1024, 7  # bytes of a block of a log file, and of what stands before a record or the first block

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from edbl import records
 from edbl.config import toml_value
 from edbl.errors import EdblError, command
+from edbl.logs.wandb import LINKED
 from edbl.records import Record
 from edbl.report import searched
 from edbl.report.filling import filled
@@ -28,7 +29,7 @@ STATES = {"COMPLETE": "at its end", "PRUNED": "early"}
 
 def write(search: Searcher) -> list[Path]:
     """Write the best recipe, if there is one, and the page; return what was written."""
-    refuse_links(search.folder)
+    refuse_links(search.folder, but=LINKED)
     with asking(search.folder), turn(search.folder):
         written = []
         best = search.best()

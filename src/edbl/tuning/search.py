@@ -19,6 +19,7 @@ from edbl.config import toml_value
 from edbl.engine.prepare import code
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError
+from edbl.logs.wandb import LINKED
 from edbl.methods import find_method
 from edbl.recipe import Recipe, find_recipe
 from edbl.store import LOCK, delete, lock, refuse_links, turn
@@ -117,7 +118,7 @@ class Searcher:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
-        refuse_links(folder)
+        refuse_links(folder, but=LINKED)
         with asking(folder), turn(folder):
             self.storage = storage(folder, url)
             self.name = self._begin(shared=url is not None)
