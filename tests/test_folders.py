@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from edbl import EdblError
 from edbl.store import refuse_links
 from edbl.tuning import results
 from edbl.tuning.search import Plan, Searcher
@@ -106,3 +107,125 @@ def test_what_wandb_links_in_its_logs_is_left_to_it(searched: Path, tmp_path: Pa
     (logs / "debug-core.log").symlink_to(tmp_path)
     refuse_links(out, but="logs")
     assert tune(cli, tmp_path, out).code == 0
+
+
+TRAP = "from pathlib import Path\nPath(__file__).with_name('ran').touch()\ndef make(*given):\n    return []\n"
+NAMING = {
+    "settings: backbone": '[settings]\nnet.backbone = "{}:make"\n',
+    "settings: data": '[settings]\ndata.name = "{}:make"\n',
+    "settings: stream": '[settings]\nstream.protocol = "own"\nstream.given = "{}:make"\n',
+    "space": '[space]\nnet.backbone = ["mlp", "{}:make"]\n',
+}
+
+
+@pytest.mark.parametrize("text", NAMING.values(), ids=NAMING)
+def test_a_search_file_runs_no_code_that_nobody_else_names(text: str, tmp_path: Path, cli: Cli) -> None:
+    trap, file = tmp_path / "m.py", tmp_path / "s.toml"
+    trap.write_text(TRAP)
+    file.write_text(text.format(trap))
+    words = ["tune", "rkd", "--preset", "quick", "--search", file, "--trials", 1, "--out", tmp_path / "out"]
+    done = cli(*words)
+    assert (done.code, (tmp_path / "ran").exists()) == (2, False)
+    assert "names code" in done.err
+    assert "name it too" in done.err
+    done = cli(*words, "--code", trap)
+    assert (tmp_path / "ran").exists(), done.err
+    assert cli(*words, "--code", tmp_path).code == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('method = "rkd"', 'method = "{}"'),
+        ('method = "vanilla-mkd"', 'method = "{}"'),
+        ("options.temperature = 4.0", 'net.backbone = "{}:make"'),
+        ("settings.seed = 3", 'settings.data.name = "{}:make"'),
+        ("stream.tasks = 2", 'stream.protocol = "own"\nstream.given = "{}:make"'),
+    ],
+)
+def test_nor_does_a_study(old: str, new: str, study_file: Path, tmp_path: Path, cli: Cli) -> None:  # noqa: F811
+    trap = tmp_path / "m.py"
+    trap.write_text(TRAP)
+    study_file.write_text(study_file.read_text().replace(old, new.format(trap)).replace('data.name = "digits"\n', ""))
+    words = ["study", study_file, "--runs", tmp_path / "runs", "--results", tmp_path / "results", "--dry-run"]
+    done = cli(*words)
+    assert (done.code, (tmp_path / "ran").exists(), "names code" in done.err) == (2, False, True), done.err
+    assert "names code" not in cli(*words, "--code", trap).err
+
+
+FORGED: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "nested": lambda _: "[" * 100_000,
+    "nested line": lambda lines: json.dumps(lines[0]) + "\n" + '{"op_code":' * 50_000,
+    "nested in an attribute": lambda lines: put(lines, 0, directions=[nested(500)]),
+    "no object": lambda _: "5",
+    "an unknown kind": lambda _: {"op_code": 99, "worker_id": "x"},
+    "a study deleted": lambda lines: [*lines, {"op_code": 1, "worker_id": "x", "study_id": 0}],
+    "no kind": lambda _: {},
+    "directions": lambda lines: put(lines, 0, directions=[9]),
+    "a study too many": lambda lines: put(lines, 4, study_id=2**70),
+    "a time": lambda lines: put(lines, 4, datetime_start="yesterday"),
+    "no bytes of a text": lambda _: b"\xff\xfe",
+    "a distribution": lambda lines: put(lines, 5, distribution="[" * 100_000),
+    "an unknown distribution": lambda lines: put(lines, 5, distribution='{"name": "X", "attributes": {}}'),
+    "an unknown parameter": lambda lines: put(lines, 5, param_name="optim.lr"),
+    "a parameter beyond": lambda lines: put(lines, 5, param_value_internal=1e300),
+    "a parameter of text": lambda lines: put(lines, 5, param_value_internal="1"),
+    "identity nested": lambda lines: put(lines, 2, user_attr={"edbl:search": "[" * 100_000}),
+    "identity a number": lambda lines: put(lines, 2, user_attr={"edbl:search": 5}),
+    "identity a list": lambda lines: put(lines, 2, user_attr={"edbl:search": [1]}),
+    "identity text of a list": lambda lines: put(lines, 2, user_attr={"edbl:search": "[1]"}),
+    "a value of text": lambda lines: put(lines, 6, values=["0.5"]),
+    "a value that is null": lambda lines: put(lines, 6, values=[None]),
+    "no value": lambda lines: put(lines, 6, values=None),
+    "two values": lambda lines: put(lines, 6, values=[0.5, 0.5]),
+    "a huge value": lambda lines: put(lines, 6, values=[1e308]),
+    "a value that is none": lambda lines: put(lines, 6, values=[float("nan")]),
+    "a state": lambda lines: put(lines, 6, state=77),
+    "a step of text": lambda lines: put(lines, 7, step="one"),
+    "a worker that is a list": lambda lines: put(lines, 8, user_attr={"edbl:worker": []}),
+    "a key more": lambda lines: put(lines, 4, state=1),
+    "200,000 trials": lambda lines: [*lines, *[next(one for one in lines if one["op_code"] == 4)] * 200_000],
+}
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+def put(lines: list[dict[str, Any]], kind: int, **values: object) -> list[dict[str, Any]]:
+    return [{**line, **values} if line["op_code"] == kind else line for line in lines]
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_journal_is_one_message(what: str, searched: Path, tmp_path: Path, cli: Cli) -> None:
+    out = shutil.copytree(searched, tmp_path / "out")
+    journal = out / "journal" / LINES
+    made = FORGED[what]([json.loads(line) for line in journal.read_bytes().splitlines()])
+    made = "\n".join(map(json.dumps, made)) if isinstance(made, list) else made
+    made = json.dumps(made) if isinstance(made, dict) else made
+    journal.write_bytes((made.encode() if isinstance(made, str) else made) + b"\n")  # type: ignore[attr-defined]
+    done = tune(cli, tmp_path, out)
+    assert done.code == 2, done.err
+    assert len(done.err.splitlines()) <= 2
+    assert len(done.err) < 1000
+    with pytest.raises(EdblError):
+        Searcher(plan(tmp_path), out).trials()
+
+
+@pytest.mark.parametrize("name", [f"journal/{LINES}", "journal/.lock", ".lock"])
+def test_a_pipe_in_a_search_is_not_waited_for(name: str, searched: Path, tmp_path: Path, cli: Cli) -> None:
+    out = shutil.copytree(searched, tmp_path / "out")
+    (out / name).unlink()
+    os.mkfifo(out / name)
+    done = tune(cli, tmp_path, out)
+    assert (done.code, len(done.err.splitlines())) in ((2, 1), (0, 0)), done.err
+
+
+def test_trials_beyond_those_that_are_wanted_are_left(searched: Path, tmp_path: Path, cli: Cli) -> None:
+    out = shutil.copytree(searched, tmp_path / "out")
+    journal = out / "journal" / LINES
+    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
+    begun = next(line for line in lines if line["op_code"] == 4)
+    journal.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *[begun] * 20_000]))
+    assert tune(cli, tmp_path, out).code == 0
+    assert sorted(path.name for path in (out / "trials").iterdir()) == ["0000", "0001", "0002"]

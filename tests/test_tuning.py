@@ -336,6 +336,17 @@ def test_a_journal_that_was_cut_off_is_mended(searched: Searcher, tmp_path: Path
         Searcher(plan(), tmp_path / "out")
 
 
+def test_locks_are_lifted_where_others_wait(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from edbl.store import turn\nwith turn(Path(sys.argv[1])): pass"
+    began = time.monotonic()
+    with turn(tmp_path):
+        other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+        time.sleep(0.3)
+        assert other.poll() is None
+    assert other.wait(60) == 0
+    assert time.monotonic() - began > 0.3
+
+
 def test_a_database_holds_a_search_too(tmp_path: Path, cli: Cli) -> None:
     url = f"sqlite:///{tmp_path / 'trials.db'}"
     given = [word for key, value in SMALL.items() if "." in key for word in ("--set", f"{key}={toml_value(value)}")]
