@@ -229,3 +229,48 @@ def test_trials_beyond_those_that_are_wanted_are_left(searched: Path, tmp_path: 
     journal.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *[begun] * 20_000]))
     assert tune(cli, tmp_path, out).code == 0
     assert sorted(path.name for path in (out / "trials").iterdir()) == ["0000", "0001", "0002"]
+
+
+def file(name: str, data: bytes) -> Callable[[Path], object]:
+    def made(run: Path) -> None:
+        (run / name).resolve().parent.mkdir(exist_ok=True)
+        (run / name).resolve().write_bytes(data)
+
+    return made
+
+
+def pipe(name: str) -> Callable[[Path], object]:
+    def made(run: Path) -> None:
+        (run / name).resolve().parent.mkdir(exist_ok=True)
+        os.mkfifo((run / name).resolve())
+
+    return made
+
+
+EVENTS, ROWS = "tensorboard/events.out.tfevents.1", "wandb.jsonl"
+BROKEN_LOGS: dict[str, tuple[str, Callable[[Path], object], int]] = {
+    "events: a pipe": ("tensorboard", pipe(EVENTS), 2),
+    "events: a folder": ("tensorboard", lambda run: (run / EVENTS).mkdir(parents=True), 2),
+    "events: no folder": ("tensorboard", file("tensorboard", b"x"), 2),
+    "events: no events": ("tensorboard", file(EVENTS, b"\xff" * 1000), 0),
+    "events: no event": ("tensorboard", file(EVENTS, (9).to_bytes(8, "little") + b"\xff" * 1000), 0),
+    "events: a length": ("tensorboard", file(EVENTS, (2**40).to_bytes(8, "little") + bytes(100)), 0),
+    "rows: a pipe": ("wandb", pipe(ROWS), 2),
+    "rows: nested": ("wandb", file(ROWS, b"[" * 100_000), 0),
+    "rows: a number": ("wandb", file(ROWS, b"5\n"), 0),
+    "rows: an order": ("wandb", file(ROWS, json.dumps([10**300, {"a": 1.0}]).encode()), 0),
+    "rows: no number": ("wandb", file(ROWS, b'[5, {"a": NaN}]\n'), 0),
+    "store: no database": ("mlflow", file("../mlflow.db", b"junk" * 1000), 2),
+    "store: half a database": ("mlflow", file("../mlflow.db", b"SQLite format 3\0" + b"junk" * 1000), 2),
+    "store: a pipe": ("mlflow", pipe("../mlflow.db"), 2),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_LOGS)
+def test_a_log_that_is_none_is_one_message(what: str, folder: Path, cli: Cli) -> None:  # noqa: F811
+    name, make, code = BROKEN_LOGS[what]
+    pytest.importorskip(name)
+    make(folder)
+    done = cli("resume", folder, "--log", name)
+    assert done.code == code, done.err
+    assert len(done.err.splitlines()) <= 2 * (code == 2), done.err
