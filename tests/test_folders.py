@@ -3,14 +3,17 @@
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edbl import EdblError
+from edbl.pulse import PULSE, Pulse
 from edbl.store import refuse_links
 from edbl.tuning import results
 from edbl.tuning.search import Plan, Searcher
@@ -274,3 +277,23 @@ def test_a_log_that_is_none_is_one_message(what: str, folder: Path, cli: Cli) ->
     done = cli("resume", folder, "--log", name)
     assert done.code == code, done.err
     assert len(done.err.splitlines()) <= 2 * (code == 2), done.err
+
+
+PULSES: dict[str, dict[str, object]] = {
+    "losses of 15 MB": {"losses": [1.5] * 3_000_000},
+    "losses without end": {"losses": [-1e308, 1e308]},
+    "losses that are none": {"losses": ["x"]},
+    "a title of 15 MB": {"title": "x" * 15_000_000},
+    "huge numbers": {"left": 1e308, "speed": 1e308, "share": 1e308, "at": 1e308, "pid": 10**300, "epochs": 10**300},
+    "small numbers": {"left": -1e308, "speed": -1e308, "task": -5, "tasks": -5, "pid": -1, "at": -1e308},
+}
+
+
+@pytest.mark.parametrize("what", PULSES)
+def test_a_forged_pulse_is_drawn_or_left_out(what: str, folder: Path, cli: Cli) -> None:  # noqa: F811
+    forged = {**asdict(Pulse("running", "rkd on digits", tasks=3, phase="train")), **PULSES[what]}
+    (folder / PULSE).write_text(json.dumps(forged))
+    began = time.monotonic()
+    done = cli("watch", folder, "--once")
+    assert (done.code, done.err) == (0, "")
+    assert time.monotonic() - began < 5

@@ -229,10 +229,10 @@ def busy(folder: Path) -> EdblError:
     return EdblError(f"{folder} is being changed by another process all the time; try again later")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file says, which must be an object."""
+def read_json(path: Path, most: int = MOST_VALUES) -> dict[str, Any]:
+    """Return what a JSON file of at most so many bytes says, which must be an object."""
     try:
-        stored = json.loads(read_file(path, MOST_VALUES, own=True), parse_float=_finite, parse_constant=_finite)
+        stored = json.loads(read_file(path, most, own=True), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"not valid JSON ({error})") from error
     return checked_object(path, stored)
