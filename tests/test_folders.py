@@ -297,3 +297,40 @@ def test_a_forged_pulse_is_drawn_or_left_out(what: str, folder: Path, cli: Cli) 
     done = cli("watch", folder, "--once")
     assert (done.code, done.err) == (0, "")
     assert time.monotonic() - began < 5
+
+
+BODIES = {
+    "sys.exit()": "import sys; sys.exit()",
+    "GeneratorExit": "raise GeneratorExit",
+    "BaseException": "raise BaseException('x')",
+    "later": "yield [0]; raise SystemExit",
+    "no end": "while True: yield [1]",
+}
+
+
+@pytest.mark.parametrize("what", BODIES)
+def test_a_stream_of_a_users_that_ends_the_process_or_never_ends(what: str, tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "s.py").write_text(f"def make(y):\n    {BODIES[what]}\n")
+    words = ["finetune", "--data", "digits", "--preset", "quick", "--set", "net.backbone=mlp", "--protocol", "own"]
+    words += ["--set", f"stream.given={tmp_path / 's.py'}:make"]
+    for command in (["run"], ["tune", "--trials", "9"]):
+        done = cli(command[0], *words, *command[1:], "--out", tmp_path / command[0])
+        assert done.code == 2, (done.out, done.err)
+        assert ("no end" if what == "no end" else "ends the process") in done.err
+        assert len(done.err.splitlines()) <= 2
+
+
+@pytest.mark.parametrize(("body", "what"), [("sys.exit()", "SystemExit"), ("raise GeneratorExit", "GeneratorExit")])
+@pytest.mark.parametrize("kind", ["data", "backbone", "method"])
+def test_nor_do_data_a_backbone_or_a_method(kind: str, body: str, what: str, tmp_path: Path, cli: Cli) -> None:
+    text = f"import sys\ndef make(*a):\n    {body}\n"
+    if kind == "method":
+        text = "import sys\nfrom edbl.methods.finetune import Finetune\nclass Mine(Finetune):\n    name = 'mine'\n"
+        text += f"    def begin(self, *a):\n        {body}\n"
+    (tmp_path / "m.py").write_text(text)
+    given = {"method": "finetune", "data": "digits", "backbone": "mlp", kind: f"{tmp_path / 'm.py'}:make"}
+    words = ["--data", given["data"], "--preset", "quick", "--set", f"net.backbone={given['backbone']}"]
+    done = cli("run", given["method"].removesuffix(":make"), *words, "--out", tmp_path / "run")
+    assert done.code in (1, 2), (done.out, done.err)
+    assert what in done.err
+    assert "/edbl/" not in done.err.replace(str(tmp_path), "")
