@@ -1,5 +1,6 @@
 """Folders of searches, studies and logs that came from somebody else: links, forged journals, files that are none."""
 
+import ast
 import json
 import os
 import shutil
@@ -10,9 +11,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+import edbl
 from edbl import EdblError
+from edbl.cli import main
 from edbl.pulse import PULSE, Pulse
 from edbl.store import refuse_links
 from edbl.tuning import results
@@ -37,7 +42,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a search of two trials."""
     place = tmp_path_factory.mktemp("searched")
     search = Searcher(plan(place), place / "out")
-    search.work(2, lambda: nullcontext(), lambda _: None)  # type: ignore[arg-type]
+    search.work(2, lambda: nullcontext(), lambda _: None)
     results.write(search)
     return place / "out"
 
@@ -50,7 +55,10 @@ def tune(cli: Cli, place: Path, out: Path, *more: object) -> Any:
 
 
 LINKED = {
-    **{f"search: {name}": ("search", name) for name in ("workers", "journal", "trials", f"journal/{LINES}", "trials/0000")},
+    **{
+        f"search: {name}": ("search", name)
+        for name in ("workers", "journal", "trials", f"journal/{LINES}", "trials/0000")
+    },
     **{f"search: {name}": ("search", name) for name in ("best.toml", "search.html", "trials/wandb")},
     **{f"study: {name}": ("study", name) for name in ("mine", "mine/temperature", "mine/temperature/4-seed0")},
     **{f"reproduce: {name}": ("reproduce", name) for name in ("small", "features.npz")},
@@ -61,14 +69,14 @@ LINKED = {
 
 @pytest.mark.parametrize("what", LINKED)
 def test_nothing_behind_a_link_is_read_written_or_deleted(
-    what: str, searched: Path, stopped: Path, study_file: Path, tmp_path: Path, cli: Cli  # noqa: F811
+    what: str, searched: Path, request: pytest.FixtureRequest, tmp_path: Path, cli: Cli
 ) -> None:
     kind, name = LINKED[what]
     place, own = tmp_path / "place", tmp_path / "own"
     if kind == "search":
         shutil.copytree(searched, place)
     elif kind == "run":
-        shutil.copytree(stopped, place)
+        shutil.copytree(request.getfixturevalue("stopped"), place)
     (own / "inner").mkdir(parents=True)
     for file in ("notes.txt", ".lock", "inner/task-list.json", "record.json"):
         (own / file).write_text("precious, without an end of line")
@@ -82,7 +90,9 @@ def test_nothing_behind_a_link_is_read_written_or_deleted(
     before = seen(own)
     commands: dict[str, Callable[[], Any]] = {
         "search": lambda: tune(cli, tmp_path, place),
-        "study": lambda: cli("study", study_file, "--runs", place, "--results", tmp_path / "results"),
+        "study": lambda: cli(
+            "study", request.getfixturevalue("study_file"), "--runs", place, "--results", tmp_path / "results"
+        ),
         "reproduce": lambda: cli("reproduce", "tuning", "--scale", "small", "--runs", place, "--dry-run"),
         "run": lambda: cli("resume", place, "--log", "tensorboard"),
         "model": lambda: cli("learn", place, own),
@@ -203,10 +213,10 @@ def put(lines: list[dict[str, Any]], kind: int, **values: object) -> list[dict[s
 def test_a_forged_journal_is_one_message(what: str, searched: Path, tmp_path: Path, cli: Cli) -> None:
     out = shutil.copytree(searched, tmp_path / "out")
     journal = out / "journal" / LINES
-    made = FORGED[what]([json.loads(line) for line in journal.read_bytes().splitlines()])
+    made: Any = FORGED[what]([json.loads(line) for line in journal.read_bytes().splitlines()])
     made = "\n".join(map(json.dumps, made)) if isinstance(made, list) else made
     made = json.dumps(made) if isinstance(made, dict) else made
-    journal.write_bytes((made.encode() if isinstance(made, str) else made) + b"\n")  # type: ignore[attr-defined]
+    journal.write_bytes((made.encode() if isinstance(made, str) else made) + b"\n")
     done = tune(cli, tmp_path, out)
     assert done.code == 2, done.err
     assert len(done.err.splitlines()) <= 2
@@ -334,3 +344,49 @@ def test_nor_do_data_a_backbone_or_a_method(kind: str, body: str, what: str, tmp
     assert done.code in (1, 2), (done.out, done.err)
     assert what in done.err
     assert "/edbl/" not in done.err.replace(str(tmp_path), "")
+
+
+@pytest.mark.parametrize("words", [["doctor", "--json"], ["info", "{}", "--json"], ["history", "{}", "--json"]])
+def test_what_programs_read_may_have_no_reader(
+    words: list[str], model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start, end = os.pipe()
+    os.close(start)
+    with open(end, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.argv", ["edbl", *(word.format(model) for word in words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert (ended.value.code, capfd.readouterr().err) == (0, "")
+
+
+@pytest.mark.parametrize("form", ["--csv", "--json"])
+def test_nor_need_predictions(
+    form: str, model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    test_what_programs_read_may_have_no_reader(
+        ["predict", "{}", str(model.parent / "photos"), form], model, monkeypatch, capfd
+    )
+
+
+def test_commands_print_in_one_way() -> None:
+    for path in (Path(edbl.__file__).parent / "cli").glob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        assert "print" not in [call.id for call in calls if isinstance(call, ast.Name)], path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two classes, beside the photos that it was taught."""
+    place = tmp_path_factory.mktemp("taught")
+    for number, name in enumerate(("dark", "light")):
+        (place / "photos" / name).mkdir(parents=True)
+        for k in range(6):
+            pixels = np.random.default_rng(k).integers(120 * number, 120 * number + 120, (16, 16, 3), np.uint8)
+            Image.fromarray(pixels).save(place / "photos" / name / f"{k}.png")
+    words = ["learn", place / "model", place / "photos", "--backbone", "mlp", "--image-size", "16"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["edbl", *map(str, words)])
+        with pytest.raises(SystemExit):
+            main()
+    return place / "model"

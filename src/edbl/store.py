@@ -282,7 +282,8 @@ def read_file(path: Path, most: int | None = None, own: bool = False) -> bytes:
     One that is a run's or a model's ``own`` may be no link. What is wrong is an `OSError`, as if the system said so.
     """
     with opened(path, most, own) as file:
-        return file.read()
+        data: bytes = file.read()
+        return data
 
 
 @contextmanager

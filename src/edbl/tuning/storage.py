@@ -82,7 +82,9 @@ def journal(folder: Path) -> Any:
                     if not line.endswith(b"\n"):
                         return
                     if number >= MOST_LINES:
-                        raise EdblError(f"'{self.path}' has over {MOST_LINES:,} lines; use --storage, or another folder")
+                        raise EdblError(
+                            f"'{self.path}' has over {MOST_LINES:,} lines; use --storage, or another folder"
+                        )
                     if len(self.starts) == number + 1:
                         self.starts.append(self.starts[number] + len(line))
                     yield checked(self.path, line)
@@ -132,10 +134,11 @@ def checked(path: Path, line: bytes) -> dict[str, Any]:
 
 def _is(value: object, kind: type) -> bool:
     """Tell whether a value of a line is of a kind; numbers are finite, and of a size that others can hold."""
-    if kind in (int, float):
-        number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return number and (not isinstance(value, float) or math.isfinite(value)) and abs(value) < 2**63  # type: ignore[arg-type, operator]
-    return isinstance(value, kind)
+    if kind not in (int, float):
+        return isinstance(value, kind)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not isinstance(value, int | kind):
+        return False
+    return math.isfinite(value) and abs(value) < 2**63
 
 
 def storage(folder: Path, url: str | None) -> Any:
