@@ -13,7 +13,6 @@ from rich.markdown import Markdown
 from edbl.cli import options, stopping, terminal
 from edbl.cli.options import Code, DataDir, DryRun, KeepGoing, Mixed, On
 from edbl.errors import Busy, EdblError, command
-from edbl.store import refuse_links
 
 if TYPE_CHECKING:
     from edbl.fleet.many import Where
@@ -102,8 +101,7 @@ def reproduce(
     from edbl.studies.study import read_all
 
     end = _end(minutes, resume)
-    options.trust(code)
-    refuse_links(runs)
+    _guard(code, runs)
     where = options.where(on, mixed, keep_going)
     shelf = Shelf(results)
     if name == queue.ALL:
@@ -124,10 +122,26 @@ def reproduce(
         _make([[run for item in items for run in item.runs]], shelf, runs, at_once, resume, data_dir, where)
     if found is not None:
         _show(found, shelf, runs)
-    if scale == "small" and not small.RATES and (rates := small.chosen(shelf)):
+    if scale == "small":
+        _tell_rates(shelf)
+
+
+def _tell_rates(shelf: "Shelf") -> None:
+    """Show the learning rates at small scale that are chosen, and not yet written down."""
+    from edbl.studies import small
+
+    if not small.RATES and (rates := small.chosen(shelf)):
         terminal.tell(f"chosen: RATES = {rates}")
-    if scale == "small" and not small.OTHERS_RATES and (rates := small.chosen(shelf, small.OTHERS)):
+    if not small.OTHERS_RATES and (rates := small.chosen(shelf, small.OTHERS)):
         terminal.tell(f"chosen: OTHERS_RATES = {rates}")
+
+
+def _guard(code: list[str] | None, runs: Path) -> None:
+    """Let code run that is named, and refuse links in the folder for runs."""
+    from edbl.store import refuse_links
+
+    options.trust(code)
+    refuse_links(runs)
 
 
 def _end(minutes: float | None, resume: bool) -> float | None:
@@ -164,8 +178,7 @@ def study(
     from edbl.studies.study import read
 
     where = options.where(on, mixed, keep_going)
-    options.trust(code)
-    refuse_links(runs)
+    _guard(code, runs)
     found, shelf = read(file), Shelf(results)
     plan = planned(found.experiment, range(seeds))
     if dry_run:

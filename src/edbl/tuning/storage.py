@@ -83,7 +83,7 @@ def journal(folder: Path) -> Any:
                         return
                     if number >= MOST_LINES:
                         raise EdblError(
-                            f"'{self.path}' has over {MOST_LINES:,} lines; use --storage, or another folder"
+                            f"'{self.path}' has over {MOST_LINES:,} lines; use a database, or another folder"
                         )
                     if len(self.starts) == number + 1:
                         self.starts.append(self.starts[number] + len(line))
