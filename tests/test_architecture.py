@@ -132,6 +132,7 @@ LATER = {
         "records",
         "report",
         "serve",
+        "store",
         "studies",
         "text",
         "tuning",
