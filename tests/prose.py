@@ -38,7 +38,8 @@ RAISED = {"EdblError", "Wrong", "Diverged", "say", "tell", "complain"}
 
 def texts() -> Iterator[tuple[str, str]]:
     """Return each text with where it is."""
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    found = sorted(page for page in ROOT.glob("docs/**/*.md") if "generated" not in page.parts)
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *found]
     for page in pages:
         if page not in LAB:
             yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")

@@ -90,8 +90,9 @@ LAYERS = {
         "rule",
         "store",
         "text",
+        "users",
     ],
-    "tuning": ["config", "engine", "logs", "methods", "recipe", "records", "report", "store", "text"],
+    "tuning": ["config", "engine", "logs", "methods", "recipe", "records", "report", "store", "text", "users"],
     "bench": ["data", "engine", "fleet", "memory", "methods", "nets", "schedule"],
     "app": [
         "config",
@@ -131,6 +132,7 @@ LATER = {
         "records",
         "report",
         "serve",
+        "store",
         "studies",
         "text",
         "tuning",

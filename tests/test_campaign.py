@@ -9,6 +9,7 @@ import pytest
 
 from tests.campaign import __main__ as campaign
 from tests.campaign.inputs import faults
+from tests.campaign.moments import is_pythons
 
 SLICE = ["inputs=1", "kills=3", "Ctrl-C=2", "surroundings=2", "writers=1", "servers=5"]
 
@@ -37,3 +38,13 @@ def test_what_is_wrong_is_seen() -> None:
     assert "1  kill, run, another result" in campaign.table(
         [{"kind": "kill", "what": "run", "wrong": ["another result"]}]
     )
+
+
+def test_a_traceback_after_ctrl_c_is_excused_where_it_is_pythons_own() -> None:
+    head = 'Traceback (most recent call last):\n  File "<frozen runpy>", line 198, in _run_module_as_main\n'
+    ours = '  File "/home/x/src/edbl/cli/__init__.py", line 5, in <module>\n    import io\n'
+    assert is_pythons(1, f"{head}KeyboardInterrupt\n")
+    assert is_pythons(-2, "KeyboardInterrupt\n")
+    assert not is_pythons(1, f"{head}{ours}KeyboardInterrupt\n")
+    assert not is_pythons(1, f"{head}ValueError\n")
+    assert not is_pythons(130, "interrupted\n")

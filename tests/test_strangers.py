@@ -155,7 +155,7 @@ def test_a_run_with_links_out_of_it_touches_nothing_there(
     else:
         shutil.rmtree(link)
     link.symlink_to(own if "." not in name else own / "task-list.json")
-    with pytest.raises(EdblError, match=f"{name} is a link, and a run or a model keeps its files itself"):
+    with pytest.raises(EdblError, match=f"{name} is a link, and a run, a model or a search keeps its files itself"):
         resume(folder)
     assert {path.read_bytes() for path in own.iterdir()} == {b"precious"}
     assert len(list(own.iterdir())) == 3

@@ -22,7 +22,7 @@ from edbl.store import turn
 from edbl.tuning import results
 from edbl.tuning import space as spaces
 from edbl.tuning.search import Plan, Searcher, Tally, folder_of
-from edbl.tuning.storage import LINES, Lock
+from edbl.tuning.storage import LINES
 from tests.conftest import Cli
 from tests.test_contract import Killed, Killer
 
@@ -337,19 +337,14 @@ def test_a_journal_that_was_cut_off_is_mended(searched: Searcher, tmp_path: Path
 
 
 def test_locks_are_lifted_where_others_wait(tmp_path: Path) -> None:
-    held = Lock(tmp_path)
-    (tmp_path / LINES).write_bytes(b"")
-    held.acquire()
-    began = time.monotonic()
     code = "import sys; from pathlib import Path; from edbl.store import turn\nwith turn(Path(sys.argv[1])): pass"
-    other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
-    time.sleep(0.3)
-    assert other.poll() is None
-    held.release()
+    began = time.monotonic()
+    with turn(tmp_path):
+        other = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+        time.sleep(0.3)
+        assert other.poll() is None
     assert other.wait(60) == 0
     assert time.monotonic() - began > 0.3
-    with turn(tmp_path):
-        pass
 
 
 def test_a_database_holds_a_search_too(tmp_path: Path, cli: Cli) -> None:

@@ -186,6 +186,7 @@ def test_once_and_into_a_pipe_it_ends(runs: Path, cli: Cli) -> None:
         (range(8), 8, "▁▂▃▄▅▆▇█"),
         (range(100), 2, "▁█"),
         ([1], 0, ""),
+        ([-1e308, 0, 1e308], 4, "▁▅█"),
     ],
 )
 def test_sparks(values: list[float], width: int, line: str) -> None:

@@ -2,8 +2,8 @@
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+TYPE_CHECKING = False  # as in `typing`, whose import takes longer than all else here: Ctrl-C may be pressed meanwhile
 if TYPE_CHECKING:
     from edbl.app.estimator import EDBLClassifier
     from edbl.app.opened import open

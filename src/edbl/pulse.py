@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,8 @@ from edbl.store import delete, read_json, write_quickly
 PULSE = "pulse.json"  # in the folder of a run
 EVERY = 2.0  # seconds between two of them
 SILENT = 60.0  # seconds without one after which a run of another machine counts as stopped
+LARGEST = 2**16  # bytes, many times what a run writes
+MOST_LOSSES = 1000  # that are read
 FORMAT = 1
 
 
@@ -67,10 +69,10 @@ def write(folder: Path, pulse: Pulse) -> None:
 def read(folder: Path) -> Pulse | None:
     """Return the pulse in a folder, if there is one of this format: it may come from anywhere."""
     with suppress(OSError, EdblError, Unfit):
-        stored = read_json(folder / PULSE)
+        stored = read_json(folder / PULSE, LARGEST)
         if stored.get("format") == FORMAT:
             found: Pulse = fit(Pulse, stored, "the pulse")
-            return found
+            return replace(found, losses=found.losses[-MOST_LOSSES:])
     return None
 
 

@@ -136,7 +136,7 @@ def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
         return {}
     path = folder / f"{name}{TENSORS}"
     for place in (path, folder / f"{name}{NEW}", path):  # again, as they may take their place between two looks
-        with suppress(FileNotFoundError), _opened(place, own=True) as file:
+        with suppress(FileNotFoundError), opened(place, own=True) as file:
             if not _is_whole(file) or hashlib.file_digest(file, "sha256").hexdigest() != checksum:
                 continue
             file.seek(0)
@@ -208,16 +208,19 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse a run or a model that holds a link: it may come from anywhere, and the link may lead anywhere."""
+def refuse_links(folder: Path, but: str = "") -> None:
+    """Refuse a run, a model or a search that holds a link: it may come from anywhere, and the link lead anywhere.
+
+    Folders that are called as ``but`` says are left out: neither read nor written.
+    """
     places = [os.fspath(folder)]
     while places:
         with suppress(FileNotFoundError), os.scandir(places.pop()) as entries:  # another process may remove some
             for entry in entries:
                 if entry.is_symlink():
-                    where = "a run or a model keeps its files itself; put what it leads to in its place"
+                    where = "a run, a model or a search keeps its files itself; put what it leads to in its place"
                     raise EdblError(f"{entry.path} is a link, and {where}")
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False) and entry.name != but:
                     places.append(entry.path)
 
 
@@ -226,12 +229,17 @@ def busy(folder: Path) -> EdblError:
     return EdblError(f"{folder} is being changed by another process all the time; try again later")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a JSON file says, which must be an object."""
+def read_json(path: Path, most: int = MOST_VALUES) -> dict[str, Any]:
+    """Return what a JSON file of at most so many bytes says, which must be an object."""
     try:
-        stored = json.loads(read_file(path, MOST_VALUES, own=True), parse_float=_finite, parse_constant=_finite)
+        stored = json.loads(read_file(path, most, own=True), parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
         raise Damaged(path, f"not valid JSON ({error})") from error
+    return checked_object(path, stored)
+
+
+def checked_object(path: Path, stored: object) -> dict[str, Any]:
+    """Return what JSON of a file says, if it is an object that is not nested too deep."""
     if not isinstance(stored, dict):
         raise Damaged(path, "not a JSON object")
     level: list[Any] = [stored]
@@ -273,14 +281,17 @@ def read_file(path: Path, most: int | None = None, own: bool = False) -> bytes:
 
     One that is a run's or a model's ``own`` may be no link. What is wrong is an `OSError`, as if the system said so.
     """
-    with _opened(path, most, own) as file:
-        return file.read()
+    with opened(path, most, own) as file:
+        data: bytes = file.read()
+        return data
 
 
 @contextmanager
-def _opened(path: Path, most: int | None = None, own: bool = False) -> Iterator[io.BufferedReader]:
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    with os.fdopen(os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0)), "rb") as file:
+def opened(path: Path, most: int | None = None, own: bool = False, change: bool = False) -> Iterator[Any]:
+    """Open a file to read it, as `read_file` does, or to ``change`` it too."""
+    flags = (os.O_RDWR if change else os.O_RDONLY) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    number = os.open(path, flags | (getattr(os, "O_NOFOLLOW", 0) if own else 0))
+    with os.fdopen(number, "r+b" if change else "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))

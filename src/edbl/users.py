@@ -199,6 +199,17 @@ def forget() -> None:
     _import.cache_clear()
 
 
+@contextmanager
+def calling(name: str) -> Iterator[None]:
+    """Call what a name stands for: were it to end the process, as `sys.exit()` does, that is an error like others."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise EdblError(f"{name} ends the process: {_line(error, Path(name))}: {_first_line(error)}") from error
+
+
 def told(error: BaseException) -> str:
     """Return where a user's code crashed, with its frames from the first on; nothing if the crash is not its own."""
     first = _first_of_users(error)

@@ -41,6 +41,9 @@ def main() -> None:
             raise EdblError("an argument is empty; such as a variable of the shell that is not set")
         app()
     except SystemExit as ended:
+        if crash := _crash(ended):
+            terminal.complain(crash)
+            sys.exit(1)
         if ended.code == 128 + signal.SIGINT:
             stopping.tell()
         raise
@@ -56,16 +59,20 @@ def main() -> None:
         where = f" ({error.filename})" if error.filename else ""
         terminal.complain(f"{error.strerror or error}{where}")
         sys.exit(2)
-    except Exception as error:
-        from edbl.users import told
-
+    except BaseException as error:  # such as a user's code may raise
         if isinstance(error, MemoryError) or ALLOCATOR in str(error):
             terminal.complain("memory has run out; end other programs, or use smaller images, batches or exemplars")
             sys.exit(2)
-        if not (crash := told(error)):
+        if not (crash := _crash(error)):
             raise
         terminal.complain(crash)
         sys.exit(1)
+
+
+def _crash(error: BaseException) -> str:
+    """Return where a user's code crashed, if it did: it may end the process, too."""
+    users = sys.modules.get("edbl.users")
+    return users.told(error) if users else ""
 
 
 def _version(wanted: bool) -> None:

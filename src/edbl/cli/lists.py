@@ -1,6 +1,5 @@
 """Commands that show what there is: to choose from, and on this machine."""
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -104,7 +103,7 @@ def doctor(
 
     found = list(examine(data_dir))
     if as_json:
-        print(json.dumps([finding._asdict() for finding in found], indent=1))
+        terminal.put_json([finding._asdict() for finding in found])
         return
     table = terminal.table("", "", "")
     for finding in found:

@@ -1,8 +1,8 @@
 """Commands about models: learn, predict, info, forget, rename, merge, join, their versions, export."""
 
-import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import typer
@@ -180,7 +180,7 @@ def predict(
     if as_json and as_csv:
         raise EdblError("--json and --csv are two formats; give one of them")
     predictor = Predictor(model, readout, device, unknown, keep=True)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer = csv.writer(SimpleNamespace(write=terminal.put), lineterminator="\n")
     top = min(top, len(predictor.names))
     if as_csv:
         writer.writerow(show.csv_heading(top))
@@ -189,7 +189,7 @@ def predict(
     for prediction in predictor(_paths(images), top, terminal.say, streams):
         found.append(prediction)
         if as_json:
-            print(json.dumps(show.prediction_values(prediction, predictor.readout)))
+            terminal.put_json(show.prediction_values(prediction, predictor.readout), None)
         elif as_csv:
             writer.writerow(show.csv_row(prediction, top))
     if not as_json and not as_csv and not all(p.bad for p in found):
@@ -222,7 +222,7 @@ def info(
 
     bundle = settle(model)
     if as_json:
-        print(json.dumps(show.info_values(model, bundle), indent=1))
+        terminal.put_json(show.info_values(model, bundle))
     else:
         terminal.show(show.info(model, bundle))
 
@@ -310,7 +310,7 @@ def history(
 
     now, every = read(model)
     if as_json:
-        print(json.dumps([show.version_values(now, one) for one in every], indent=1))
+        terminal.put_json([show.version_values(now, one) for one in every])
     else:
         terminal.show(show.versions(now, every))
 

@@ -87,6 +87,10 @@ Mixed = Annotated[
     bool, typer.Option("--mixed", help="With --on, use nodes with other versions or GPUs too; records note it.")
 ]
 KeepGoing = Annotated[bool, typer.Option("--keep-going/--fail-fast", help="If a run fails, make the others, or stop.")]
+Code = Annotated[
+    list[str] | None,
+    typer.Option("--code", metavar="FILE.py", help="A .py file that may run, as a file names it; may be repeated."),
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="List the runs with their state, and run none.")]
 
 FLAGS = {  # settings that messages name, and the options that set them
@@ -134,6 +138,16 @@ def setting(text: str) -> tuple[str, object]:
     # A folder may be named like a date, which TOML has a type for and recipes have not.
     known = isinstance(parsed, bool | int | float | str | list)
     return key.strip(), parsed if known else value.strip()
+
+
+def trust(code: list[str] | None) -> None:
+    """Let files run that ``--code`` names."""
+    from edbl import users
+
+    for name in code or []:
+        if not users.is_file(name):
+            raise EdblError(f"--code {name} is no .py file")
+        users.trust({users.METHOD: name})
 
 
 def where(on: str | None, mixed: bool, keep_going: bool = True) -> "Where":

@@ -1,6 +1,5 @@
 """Commands about runs: run, resume, report, compare, and the benchmark of a step."""
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -382,7 +381,7 @@ def bench(
     with terminal.console.status("timing"):
         found = measure(pick_device(device), backbone, batch, steps, workers, precision)
     if as_json:
-        print(json.dumps(found, indent=1))
+        terminal.put_json(found)
         return
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     terminal.tell(f"{found['device']}; {versions}\n{backbone}, batch {batch}, {found['n']}")
@@ -405,7 +404,7 @@ def _verify(device: str, as_json: bool) -> None:
         found = list(verify(where, lambda what: status.update(f"verifying: {what}")))
     told = report(where, found)
     if as_json:
-        print(json.dumps(told, indent=1))
+        terminal.put_json(told)
     else:
         terminal.tell(
             f"{told['device']}; {', '.join(f'{name} {version}' for name, version in told['versions'].items())}"
@@ -430,7 +429,7 @@ def _tune(device: str, as_json: bool) -> None:
         found = search(where, say=lambda what: status.update(f"tuning: {what}"))
     kept = keep(where, found)
     if as_json:
-        print(json.dumps({"file": str(kept), **asdict(found)}, indent=1))
+        terminal.put_json({"file": str(kept), **asdict(found)})
         return
     terminal.tell(
         f"{found.tried} of {found.of} choices tried, {found.refused} refused; {len(found.table)} taken: "

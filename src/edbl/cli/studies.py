@@ -11,7 +11,7 @@ import typer
 from rich.markdown import Markdown
 
 from edbl.cli import options, stopping, terminal
-from edbl.cli.options import DataDir, DryRun, KeepGoing, Mixed, On
+from edbl.cli.options import Code, DataDir, DryRun, KeepGoing, Mixed, On
 from edbl.errors import Busy, EdblError, command
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ def reproduce(
     results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
     studies: Annotated[Path, typer.Option(help="With all: folder of studies to run too.")] = Path("studies/rule"),
     data_dir: DataDir = None,
+    code: Code = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside the printed numbers."""
     from edbl.studies import pages, queue, small
@@ -100,6 +101,7 @@ def reproduce(
     from edbl.studies.study import read_all
 
     end = _end(minutes, resume)
+    _guard(code, runs)
     where = options.where(on, mixed, keep_going)
     shelf = Shelf(results)
     if name == queue.ALL:
@@ -120,10 +122,26 @@ def reproduce(
         _make([[run for item in items for run in item.runs]], shelf, runs, at_once, resume, data_dir, where)
     if found is not None:
         _show(found, shelf, runs)
-    if scale == "small" and not small.RATES and (rates := small.chosen(shelf)):
+    if scale == "small":
+        _tell_rates(shelf)
+
+
+def _tell_rates(shelf: "Shelf") -> None:
+    """Show the learning rates at small scale that are chosen, and not yet written down."""
+    from edbl.studies import small
+
+    if not small.RATES and (rates := small.chosen(shelf)):
         terminal.tell(f"chosen: RATES = {rates}")
-    if scale == "small" and not small.OTHERS_RATES and (rates := small.chosen(shelf, small.OTHERS)):
+    if not small.OTHERS_RATES and (rates := small.chosen(shelf, small.OTHERS)):
         terminal.tell(f"chosen: OTHERS_RATES = {rates}")
+
+
+def _guard(code: list[str] | None, runs: Path) -> None:
+    """Let code run that is named, and refuse links in the folder for runs."""
+    from edbl.store import refuse_links
+
+    options.trust(code)
+    refuse_links(runs)
 
 
 def _end(minutes: float | None, resume: bool) -> float | None:
@@ -151,6 +169,7 @@ def study(
     runs: Annotated[Path, typer.Option(help="Folder for runs.")] = Path("runs/studies"),
     results: Annotated[Path, typer.Option(help="Folder for the records of finished runs.")] = Path("results"),
     data_dir: DataDir = None,
+    code: Code = None,
 ) -> None:
     """Run what is missing of a study on held-out training images, and compare its candidates."""
     from edbl.studies.paper import planned
@@ -159,6 +178,7 @@ def study(
     from edbl.studies.study import read
 
     where = options.where(on, mixed, keep_going)
+    _guard(code, runs)
     found, shelf = read(file), Shelf(results)
     plan = planned(found.experiment, range(seeds))
     if dry_run:
@@ -304,8 +324,10 @@ def results(
     studies: Annotated[
         Path | None, typer.Option(help="Folder of studies, for a page of that name beside the first.")
     ] = None,
+    code: Code = None,
 ) -> None:
     """Update the tables and figures of pages, and the list of all runs, from records."""
     from edbl.studies.pages import write_all
 
+    options.trust(code)
     terminal.tell(f"written: {', '.join(map(str, write_all(page or [Path('results.md')], results, studies)))}")

@@ -1,6 +1,8 @@
 """What commands print, and where."""
 
+import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,6 +45,20 @@ console = _Clean(emoji=False)
 def tell(message: str) -> None:
     """Print a result as it is, whatever is in its names."""
     console.print(message, markup=False, highlight=False, soft_wrap=True)
+
+
+def put(text: str) -> None:
+    """Print what programs read, as it is; where nobody reads on, it goes nowhere and the command continues."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        console.on_broken_pipe()
+
+
+def put_json(value: object, indent: int | None = 1) -> None:
+    """Print a value as JSON, for programs."""
+    put(json.dumps(value, indent=indent) + "\n")
 
 
 def say(message: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edbl.cli import options, runs, stopping, terminal
-from edbl.cli.options import Data, DataDir, Log, Memory, Preset, Protocol, RecipeFile, Settings, Tasks
+from edbl.cli.options import Code, Data, DataDir, Log, Memory, Preset, Protocol, RecipeFile, Settings, Tasks
 
 if TYPE_CHECKING:
     from edbl.tuning.search import Searcher
@@ -36,6 +36,7 @@ def tune(
         str | None, typer.Option(help="Database address of Optuna. Default: a journal file in the folder.")
     ] = None,
     log: Log = None,
+    code: Code = None,
     data_dir: DataDir = None,
 ) -> None:
     """Search for a method's settings on held-out training images; several processes may share the search."""
@@ -55,6 +56,7 @@ def tune(
     }
     flags = {key: value for key, value in given.items() if value is not None}
     layer = runs.layered(flags, options.settings(settings))
+    options.trust(code)
     logs(log or [])  # what is missing for them is said at once
     searcher = Searcher(Plan.of(layer, recipe, search), out, storage)
     try:

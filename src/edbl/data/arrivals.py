@@ -11,6 +11,7 @@ from edbl.data.stream import even
 from edbl.errors import EdblError
 from edbl.seeds import Seeds
 
+MOST_TASKS, MOST_IMAGES = 10_000, 100_000_000  # of a stream that is given, which may have no end
 CPU = torch.device("cpu")
 Tail = Literal["ordered", "shuffled"]
 
@@ -80,14 +81,18 @@ def own_parts(stream: object) -> list[Tensor]:
     """Return a stream that a user gives: for each task the numbers of its training images, which may come again."""
     if isinstance(stream, str | bytes) or not isinstance(stream, Iterable):
         raise EdblError("a stream is a list with the numbers of each task's training images")
-    parts = []
+    parts: list[Tensor] = []
+    images = 0
     for number, task in enumerate(stream):
+        if number == MOST_TASKS or images > MOST_IMAGES:
+            raise EdblError(f"the stream has more than {MOST_TASKS:,} tasks, or {MOST_IMAGES:,} images, or no end")
         try:
             part = np.asarray(task.cpu() if isinstance(task, Tensor) else task)
         except ValueError:  # lists of unequal lengths
             part = np.empty((0, 0))
         if part.ndim != 1 or (len(part) and part.dtype.kind not in "iu"):
             raise EdblError(f"task {number + 1} of the stream is not a list of whole numbers, those of training images")
+        images += len(part)
         parts.append(torch.from_numpy(part.astype(np.int64)))
     if not parts:
         raise EdblError("the stream has no task")

@@ -133,7 +133,8 @@ def load(name: str, data_dir: Path | None = None, *, image_size: int = 0, skip_b
     if not isinstance(found, Source):
         if isinstance(found, ModuleType):
             raise EdblError(f"say which function of {name} makes the data, as in {name}:make")
-        return as_dataset(found, name)
+        with users.calling(name):
+            return as_dataset(found, name)
     folder = download.data_dir(data_dir)
     try:
         return found.load(folder)

@@ -167,7 +167,8 @@ def _own_parts(name: str, labels: Tensor) -> list[Tensor]:
     found = users.find(users.STREAM, name, {})
     if isinstance(found, ModuleType):
         raise EdblError(f"say which function of {name} makes the stream, as in {name}:make")
-    return own_parts(found(labels.clone()) if callable(found) else found)
+    with users.calling(name):
+        return own_parts(found(labels.clone()) if callable(found) else found)
 
 
 def listed(stream: StreamSettings, names: Sequence[str], seed: int) -> list[list[int]]:

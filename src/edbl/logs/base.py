@@ -1,7 +1,8 @@
 """What logs of runs have in common: which numbers they have, under which names, and which they have already."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -42,15 +43,28 @@ class Log(Callback):
         """Close the log."""
         if self._open:
             self._open = False
-            with quiet():
+            with self._told():
                 self.close(end)
 
     def _write(self, run: Facts, points: Mapping[str, float], axis: str, at: int, order: int) -> None:
-        with quiet():
+        with self._told():
             if not self._open:
                 self.open(run)
                 self._open = True
             self.write({name: number for name, number in points.items() if number == number}, axis, at, order)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in one message what a package makes of a log that is damaged, forged or out of reach."""
+        try:
+            with quiet():
+                yield
+        except (EdblError, MemoryError):
+            raise
+        except Exception as error:
+            what = f"'{error.filename}': {error.strerror}" if isinstance(error, OSError) and error.filename else error
+            why = f"{type(error).__name__}: {what}".partition("\n")[0]
+            raise EdblError(f"log {self.name} cannot be written ({why})\nmove it elsewhere, or leave it out") from error
 
     def open(self, run: Facts) -> None:
         """Begin the log of a run, or go on with it."""

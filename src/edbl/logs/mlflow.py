@@ -7,15 +7,18 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from edbl.engine.callbacks import End, Facts
+from edbl.errors import EdblError
 from edbl.logs.base import Log, identity, title
-from edbl.store import turn
+from edbl.store import opened, turn
 
 STORE = "mlflow.db"  # beside the folder of a run
 EXPERIMENT = "edbl"
+HEAD = b"SQLite format 3\x00"  # of a file of its
 TAG = "edbl.identity"
 LONGEST = 6000  # characters of a parameter
 ENDS = {"done": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -38,7 +41,10 @@ class MLflow(Log):
 
     def open(self, run: Facts) -> None:
         """Begin a run, or go on with the one of the same identity."""
-        place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder.resolve().parent / STORE}"
+        store = run.folder.resolve().parent / STORE
+        place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{store}"
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            check_store(store)
         with turn(_door(place)):  # several that make one store at once would break it
             self.client = self.module.MlflowClient(tracking_uri=place)
             self._find(run)
@@ -79,6 +85,13 @@ class MLflow(Log):
     def close(self, end: End) -> None:
         """End the run."""
         self.client.set_terminated(self.run, ENDS[end.status])
+
+
+def check_store(store: Path) -> None:
+    """Refuse a file that is no database, of which MLflow would tell at length."""
+    with suppress(FileNotFoundError), opened(store, own=True) as file:
+        if (head := file.read(len(HEAD))) and head != HEAD:
+            raise EdblError(f"'{store}' is no database of MLflow; move it elsewhere, or set MLFLOW_TRACKING_URI")
 
 
 def _door(place: str) -> Path:

@@ -1,15 +1,18 @@
 """Logs for TensorBoard: event files in ``tensorboard/`` of the run's folder, written to the disk after each epoch."""
 
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from edbl.engine.callbacks import End, Facts
 from edbl.logs.base import Log
+from edbl.store import MOST_VALUES, read_file
 
 FOLDER = "tensorboard"  # in the folder of a run
 EVENTS = "events.out.tfevents.*"
+HEAD, FOOT = 12, 4  # bytes before and after an event: its length, and checksums
 
 
 class TensorBoard(Log):
@@ -40,10 +43,26 @@ class TensorBoard(Log):
 
 def last_steps(folder: Path) -> dict[str, int]:
     """Return the last step of each scalar that event files have; what is not whole any more ends a file."""
-    loader = import_module("tensorboard.backend.event_processing.event_file_loader")
+    kinds = import_module("tensorboard.compat.proto.event_pb2")
     last: dict[str, int] = {}
     for path in sorted(folder.glob(EVENTS)):
-        for event in loader.EventFileLoader(str(path)).Load():
+        for data in events(read_file(path, MOST_VALUES, own=True)):
+            try:
+                event = kinds.Event.FromString(data)
+            except Exception:  # of the package that reads it, which TensorBoard brings
+                break
             for value in event.summary.value:
                 last[value.tag] = max(last.get(value.tag, 0), event.step)
     return last
+
+
+def events(data: bytes) -> Iterator[bytes]:
+    """Yield the events of a file: each with its length, which TensorBoard's own reader would believe."""
+    at = 0
+    while at + HEAD <= len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        end = at + HEAD + length
+        if end + FOOT > len(data):
+            return
+        yield data[at + HEAD : end]
+        at = end + FOOT

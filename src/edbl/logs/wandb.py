@@ -20,8 +20,10 @@ from edbl.logs.base import Log, identity, title
 from edbl.store import MOST_VALUES, read_file
 
 FOLDER = "wandb"  # beside the folder of a run
+LINKED = "logs"  # in that of a process, where `wandb` makes a link all the same
 ROWS = "wandb.jsonl"  # in it
 PROJECT = "edbl"
+MOST_ROWS = 2**31  # more than there are epochs and tasks
 BLOCK, HEADER = 32 * 1024, 7  # bytes of a block of a log file, and of what stands before a record or the first block
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4  # parts of a record
 
@@ -83,18 +85,22 @@ class WeightsAndBiases(Log):
 
 def told(path: Path) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the rows that a run has told, by number; what is not whole any more ends them."""
-    with suppress(FileNotFoundError, ValueError, Unfit):
+    with suppress(FileNotFoundError, ValueError, TypeError, RecursionError, Unfit):
         for line in read_file(path, MOST_VALUES, own=True).decode().splitlines():
             order, row = json.loads(line)
+            if not 0 <= fit(int, order, "row") < MOST_ROWS:
+                return
             yield fit(int, order, "row"), fit(dict[str, float], row, "row")
 
 
 def steps(path: Path) -> Iterator[int]:
     """Yield the numbers of the rows that a log file has; what is not whole any more ends it."""
     kinds = import_module("wandb.proto.wandb_internal_pb2")
-    for data in records(path.read_bytes()):
-        record = kinds.Record()
-        record.ParseFromString(data)
+    for data in records(read_file(path, MOST_VALUES)):
+        try:
+            record = kinds.Record.FromString(data)
+        except Exception:  # of the package that reads it, which `wandb` brings
+            return
         if record.WhichOneof("record_type") == "history":
             yield int(record.history.step.num)
 

@@ -102,7 +102,8 @@ def _of_user(given: object, name: str, shape: Sequence[int]) -> Make:
         raise EdblError(f"backbone {name} is an object of type {type(given).__name__}, neither a module nor a function")
 
     def made() -> nn.Module:
-        net = module()
+        with users.calling(name):
+            net = module()
         if not isinstance(net, nn.Module):
             raise EdblError(f"backbone {name} makes an object of type {type(net).__name__}, not a torch.nn.Module")
         return net

@@ -19,8 +19,9 @@ def spark(values: Sequence[float], width: int, low: float | None = None, high: f
     if len(there) > width:
         there = [there[(k + 1) * len(there) // width - 1] for k in range(width)]
     least, most = min(there) if low is None else low, max(there) if high is None else high
-    span = (most - least) or 1.0
-    places = [min(max((value - least) / span, 0.0), 1.0) * (len(BLOCKS) - 1) for value in there]
+    part = 1.0 if math.isfinite(most - least) else 0.25  # of what no float can hold
+    span = (part * most - part * least) or 1.0
+    places = [min(max((part * value - part * least) / span, 0.0), 1.0) * (len(BLOCKS) - 1) for value in there]
     return "".join(BLOCKS[round(place)] for place in places)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edbl import users
 from edbl.errors import EdblError, unknown
 from edbl.recipe import flat
 from edbl.store import read_toml
@@ -34,7 +35,7 @@ class Study:
 
 
 def read(path: Path) -> Study:
-    """Read a study file."""
+    """Read a study file; a ``.py`` file that it names must be named by the user too, as it would run."""
     tree = _toml(path)
     if wrong := [key for key in tree if key not in (*TEXTS, *TABLES, "include")]:
         raise unknown(f"key in study {path}", wrong[0], [*TEXTS, *TABLES, "include"])
@@ -57,6 +58,8 @@ def read(path: Path) -> Study:
     for alike in ([column.name for column in columns], [row.name for row in rows]):
         if len(set(alike)) < len(alike):
             raise EdblError(f"study {path}: give each stream and candidate a name that tells its folder from others")
+    for values in (*(column.settings for column in columns), *({"method": row.method, **row.options} for row in rows)):
+        users.refuse_unnamed(values, path)
     experiment = Experiment(path.stem, str(tree["question"]), "readouts", columns, rows)
     for column in columns:
         for row in rows:

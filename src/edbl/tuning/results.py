@@ -9,17 +9,17 @@ from markupsafe import Markup
 from edbl import records
 from edbl.config import toml_value
 from edbl.errors import EdblError, command
-from edbl.logs import quiet
+from edbl.logs.wandb import LINKED
 from edbl.records import Record
 from edbl.report import searched
 from edbl.report.filling import filled
 from edbl.report.page import Drawer
 from edbl.report.searched import Point
-from edbl.store import turn, write_output
+from edbl.store import refuse_links, turn, write_output
 from edbl.text import count, printable
 from edbl.tuning import space as spaces
-from edbl.tuning.search import ERROR, Searcher, average_so_far, folder_of, short
-from edbl.tuning.storage import optuna
+from edbl.tuning.search import Searcher, average_so_far, folder_of, short
+from edbl.tuning.storage import ERROR, asking, optuna
 
 BEST, PAGE = "best.toml", "search.html"
 SHOWN = 20  # trials in the table
@@ -29,7 +29,8 @@ STATES = {"COMPLETE": "at its end", "PRUNED": "early"}
 
 def write(search: Searcher) -> list[Path]:
     """Write the best recipe, if there is one, and the page; return what was written."""
-    with turn(search.folder):
+    refuse_links(search.folder, but=LINKED)
+    with asking(search.folder), turn(search.folder):
         written = []
         best = search.best()
         if best is not None:
@@ -138,7 +139,7 @@ def _importances(search: Searcher) -> list[tuple[str, float]]:
     done = [trial for trial in search.trials() if trial.state.name == "COMPLETE"]
     if len(done) < FEWEST or len({trial.value for trial in done}) < 2 or len(search.plan.found.space) < 2:
         return []
-    with quiet():
+    with asking(search.folder):
         importance = optuna().importance
         found = importance.get_param_importances(search.study(), evaluator=importance.FanovaImportanceEvaluator(seed=0))
     return sorted(found.items(), key=lambda item: -item[1])

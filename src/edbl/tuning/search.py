@@ -6,11 +6,11 @@ own for as long as it lives.
 """
 
 import json
-import shutil
+import os
 import socket
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,18 +19,17 @@ from edbl.config import toml_value
 from edbl.engine.prepare import code
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError
-from edbl.logs import quiet
+from edbl.logs.wandb import LINKED
 from edbl.methods import find_method
 from edbl.recipe import Recipe, find_recipe
-from edbl.store import lock, turn
+from edbl.store import LOCK, delete, lock, refuse_links, turn
 from edbl.text import count
 from edbl.tuning import space as spaces
 from edbl.tuning.space import SearchFile
-from edbl.tuning.storage import optuna, storage
+from edbl.tuning.storage import ERROR, IDENTITY, JOURNAL, WORKER, asking, optuna, storage
 from edbl.tuning.trial import attempt
 
 TRIALS, WORKERS = "trials", "workers"  # folders of runs, and of locks of processes
-WORKER, IDENTITY, ERROR = "edbl:worker", "edbl:search", "edbl:error"  # what is kept with trials or the search
 HOLDOUT = 0.2  # share of training images, if nobody says
 MOST_FAILED = 3  # trials in a row, after which something else must be wrong
 
@@ -119,7 +118,8 @@ class Searcher:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise EdblError(f"cannot make output folder {folder}: {error.strerror}") from error
-        with quiet(), turn(folder):
+        refuse_links(folder, but=LINKED)
+        with asking(folder), turn(folder):
             self.storage = storage(folder, url)
             self.name = self._begin(shared=url is not None)
 
@@ -139,7 +139,7 @@ class Searcher:
 
     def study(self, number: int = 0) -> Any:
         """Return Optuna's study, whose sampler draws what it draws for a trial of this number."""
-        with quiet():
+        with asking(self.folder):
             module = optuna()
             base = self.plan.recipe({})
             sampler = _sampler(self.plan.found.sampler, (base.seed + 7919 * number) % 2**32)
@@ -175,15 +175,18 @@ class Searcher:
             left = {trial.user_attrs.get(WORKER) for trial in self.trials() if trial.state.name == "RUNNING"}
             for place in sorted((self.folder / WORKERS).iterdir()):
                 if place.name not in left and _is_free(place):
-                    shutil.rmtree(place, ignore_errors=True)
+                    with suppress(OSError):  # it holds more, which is nobody's business
+                        delete(place, [LOCK])
+                        os.rmdir(place)
 
     def _next(self, trials: int) -> Any:
         """Return the next trial for this process; None if there are enough."""
-        with quiet(), turn(self.folder):
+        with asking(self.folder), turn(self.folder):
             module, study = optuna(), self.study()
             there = study.get_trials(deepcopy=False)
             for one in there:
-                if one.state == module.trial.TrialState.RUNNING and self._is_left(one):
+                running = one.state == module.trial.TrialState.RUNNING
+                if running and one.number < trials and self._is_left(one):
                     trial = module.trial.Trial(study, one._trial_id)
                     break
             else:
@@ -199,7 +202,7 @@ class Searcher:
         """Tell whether the process of a running trial is gone: it worked here, and its lock is free."""
         worker = trial.user_attrs.get(WORKER)
         if worker is None:  # killed before it was told; a database may be shared with processes elsewhere
-            return (self.folder / "journal").is_dir()
+            return (self.folder / JOURNAL).is_dir()
         return _is_free(self.folder / WORKERS / Path(str(worker)).name)
 
     def _chosen(self, trial: Any) -> dict[str, object]:
@@ -212,13 +215,13 @@ class Searcher:
     ) -> str:
         """Make the run of a trial and tell the storage; return why it failed, if it did."""
         state = optuna().trial.TrialState
-        with quiet():
+        with asking(self.folder):
             chosen = self._chosen(trial)
         pruned = False
 
         def goes_on(task: int, average: float) -> bool:
             nonlocal pruned
-            with quiet():
+            with asking(self.folder):
                 trial.report(average, task)  # once: what is there stays
                 pruned = bool(trial.should_prune())
             return not pruned
@@ -231,13 +234,13 @@ class Searcher:
             values = self.plan.recipe(chosen).values()
             record = attempt(values, folder, self.plan.classifier, goes_on, data_dir, progress, logged)
         except EdblError as error:
-            with quiet():
+            with asking(self.folder):
                 trial.set_user_attr(ERROR, str(error))
                 study.tell(trial.number, state=state.FAIL)
             say(f"trial {trial.number} failed: {error}")
             return "" if isinstance(error, Diverged) else str(error)
         value = record.average_incremental_accuracy[self.plan.classifier]
-        with quiet():
+        with asking(self.folder):
             if record.status == "done":
                 study.tell(trial.number, value)
             else:
@@ -248,8 +251,10 @@ class Searcher:
 
     def trials(self) -> list[Any]:
         """Return all trials, as Optuna has them."""
-        with quiet():
+        with asking(self.folder):
             found: list[Any] = self.study().get_trials(deepcopy=False)
+            for trial in found:
+                self.values(trial)
         return found
 
     def tally(self) -> Tally:
@@ -264,11 +269,16 @@ class Searcher:
 
     def values(self, trial: Any) -> dict[str, object]:
         """Return what a trial chose, as its settings have it."""
-        space = self.plan.found.space
-        return {
-            key: {toml_value(v): v for v in space[key].among}[value] if space[key].among else value
-            for key, value in trial.params.items()
-        }
+        space, found = self.plan.found.space, {}
+        for key, value in trial.params.items():
+            try:
+                where = space[key]
+                found[key] = {toml_value(v): v for v in where.among}[value] if where.among else value
+                if not where.among and not where.low <= value <= where.high:
+                    raise ValueError
+            except (LookupError, TypeError, ValueError) as error:
+                raise EdblError(f"trial {trial.number} of {self.folder} chose what is not searched: {key}") from error
+        return found
 
     def sentence(self) -> str:
         """Return how the best recipe was chosen: what a fair comparison has to state."""
@@ -329,7 +339,10 @@ def _pruner(name: str) -> Any:
 
 def _difference(one: str, other: str) -> str:
     """Return the first thing in which two searches differ."""
-    pair = [_flat(json.loads(text)) for text in (one, other)]
+    try:
+        pair = [_flat(json.loads(text)) for text in (one, other)]
+    except (ValueError, AttributeError, RecursionError):  # not what a search writes
+        return "nobody can tell of what"
     for key in sorted({*pair[0], *pair[1]}):
         values = [found.get(key, "nothing") for found in pair]
         if values[0] != values[1]:

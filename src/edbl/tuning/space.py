@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard, get_origin
 
-from edbl import config
+from edbl import config, users
 from edbl.config import Leaf, Search, toml_value
 from edbl.errors import EdblError, unknown
 from edbl.methods import find_method
@@ -65,6 +65,8 @@ def read(path: Path, method: str) -> SearchFile:
         raise EdblError(f"search {path}: [space] is empty; leave it out to search what the method declares")
     if both := sorted(settings.keys() & space.keys()):
         raise EdblError(f"search {path}: {both[0]} is both in [settings] and in [space]")
+    for values in (settings, *({key: value} for key, where in space.items() for value in where.among)):
+        users.refuse_unnamed(values, path)
     words = {key: tree[key] for key in ("sampler", "pruner", "classifier") if key in tree}
     return SearchFile(**words, settings=settings, space=space)
 
