@@ -208,17 +208,31 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
+def below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``."""
+    places = [(os.fspath(folder), 1)]
+    for place, depth in places:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:  # some may be removed
+            for entry in entries:
+                yield entry
+                if depth < DEEPEST and entry.is_dir(follow_symlinks=False):
+                    places.append((entry.path, depth + 1))
+
+
+def found_below(folder: Path, name: str) -> list[Path]:
+    """Return the folders in a folder, or below it, that hold something of a name, in order."""
+    return sorted(Path(entry.path).parent for entry in below(folder) if entry.name == name)
+
+
 def refuse_links(folder: Path) -> None:
     """Refuse a run or a model that holds a link: it may come from anywhere, and the link may lead anywhere."""
-    places = [os.fspath(folder)]
-    while places:
-        with suppress(FileNotFoundError), os.scandir(places.pop()) as entries:  # another process may remove some
-            for entry in entries:
-                if entry.is_symlink():
-                    where = "a run or a model keeps its files itself; put what it leads to in its place"
-                    raise EdblError(f"{entry.path} is a link, and {where}")
-                if entry.is_dir(follow_symlinks=False):
-                    places.append(entry.path)
+    top = len(folder.parts)
+    for entry in below(folder):
+        if entry.is_symlink():
+            own = "a run or a model keeps its files itself; put what it leads to in its place"
+            raise EdblError(f"{entry.path} is a link, and {own}")
+        if len(Path(entry.path).parts) - top == DEEPEST and entry.is_dir(follow_symlinks=False):
+            raise EdblError(f"{folder} has folders nested deeper than {DEEPEST}; it is no run and no model")
 
 
 def busy(folder: Path) -> EdblError:
@@ -374,11 +388,9 @@ def sweep(folder: Path, name: str = "") -> None:
 
     Nobody may be writing there.
     """
-    for place, _, files in os.walk(folder.resolve()):  # which follows no link below it
-        own = (file for file in files if TEMPORARY.fullmatch(file))
-        delete(Path(place), [file for file in own if not name or file.startswith(f".{name}.")])
-        if name:
-            return
+    for entry in [*(os.scandir if name else below)(folder.resolve())]:
+        if TEMPORARY.fullmatch(entry.name) and (not name or entry.name.startswith(f".{name}.")):
+            delete(Path(entry.path).parent, [entry.name])
 
 
 @contextmanager

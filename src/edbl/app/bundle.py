@@ -221,7 +221,10 @@ def prune(folder: Path, bundle: Bundle) -> int:
 
 def size(folder: Path) -> int:
     """Return the bytes of a model's files, each counted once, however many names it has."""
-    found = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
+    found = {
+        (s.st_dev, s.st_ino): s.st_size
+        for s in (e.stat(follow_symlinks=False) for e in store.below(folder) if e.is_file())
+    }
     return sum(found.values())
 
 
@@ -269,7 +272,8 @@ def orphans(folder: Path, bundle: Bundle) -> list[Path]:
 def strangers(folder: Path) -> list[Path]:
     """Return what lies in the folder of an increment and is not of one."""
     place = folder / INCREMENT
-    return [path for path in place.rglob("*") if not OWN.fullmatch(path.relative_to(place).as_posix())]
+    found = [Path(entry.path) for entry in store.below(place)]
+    return [path for path in found if not OWN.fullmatch(path.relative_to(place).as_posix())]
 
 
 def _abandoned(folder: Path) -> bool:
@@ -397,7 +401,7 @@ def packed(tensors: Pack) -> tuple[str, bytes]:
 def _kept(path: Path, size: int) -> Pixels | Pack | None:
     """Return what a file keeps of photos, or None if it is not what its name says."""
     try:
-        return _pixels(path, size) if path.suffix == ".png" else _unpacked(path)
+        return pixels_of(path, size) if path.suffix == ".png" else _unpacked(path)
     except OSError as error:
         what = f"cannot read {path}, {_called(path)} of the model: {error.strerror}"
         raise EdblError(f"{what}\nmake it readable") from error
@@ -423,10 +427,11 @@ def _png(pixels: Pixels) -> bytes:
     return buffer.getvalue()
 
 
-def _pixels(path: Path, size: int) -> Pixels | None:
-    """Return the pixels of a file that `_png` made, or None if it is not what its name says."""
+def pixels_of(path: Path, size: int) -> Pixels | None:
+    """Return the pixels of a file that is named after them, of this side, or None if it is not what its name says."""
     try:
-        with Image.open(path, formats=("PNG",)) as image:
+        data = store.read_file(path, store.MOST_VALUES, own=True)
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             if image.size != (size, size) or image.mode != "RGB":
                 return None
             pixels = np.asarray(image).transpose(2, 0, 1)
