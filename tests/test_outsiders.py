@@ -2,17 +2,24 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from edbl import EdblError, store
+from edbl.app import begin
 from edbl.app import bundle as disk
+from edbl.app.learn import increment
+from edbl.app.settings import Request
+from edbl.engine.progress import Progress
 from edbl.nets import pretrained
 from edbl.report.runs import read_runs
 from edbl.serve.run import Server, Wanted
+from edbl.serve.staged import Staged, Waiting
 from edbl.studies.shelf import Shelf
 from tests.conftest import Cli
 from tests.photos import write_digits
@@ -129,3 +136,100 @@ def test_what_a_killed_export_has_left_is_removed(tmp_path: Path, monkeypatch: p
         assert call.form(f"{M}/teach?yes=true", *lesson({0: 3, 1: 3})).json["learnt"] == 6
         assert call("GET", f"{M}/export").status == 200
     assert list((tmp_path / "temporary").glob("edbl-*")) == []
+
+
+Values = dict[str, Any]
+
+FORGED: dict[str, Callable[[Values], object]] = {
+    "an escape": lambda v: v["names"].__setitem__(0, "a\x1b[31m"),
+    "a newline": lambda v: v["names"].__setitem__(0, "a\nb"),
+    "half a character": lambda v: v["names"].__setitem__(0, "\ud800"),
+    "no name": lambda v: v["names"].__setitem__(0, ""),
+    "a long name": lambda v: v["names"].__setitem__(0, "a" * 100_000),
+    "a name twice": lambda v: v.update(names=[v["names"][1]] * 2),
+    "a class without photos": lambda v: v["names"].append("ghost"),
+    "a class that is held out whole": lambda v: v.update(
+        train=[row for row in v["train"] if v["labels"][row]], held=[row for row in v["train"] if not v["labels"][row]]
+    ),
+    "nothing to learn": lambda v: v.update(train=[]),
+    "rows twice": lambda v: v.update(train=v["train"] * 2),
+    "rows that are held out too": lambda v: v.update(held=v["train"][:1]),
+    "a file elsewhere": lambda v: v.update(digests=["../../x", *v["digests"][1:]], train=[0, *v["train"][1:]], held=[]),
+    "moved elsewhere": lambda v: v.update(moved=["../../x"]),
+    "another number": lambda v: v.update(number=10**18),
+    "a number below 0": lambda v: v.update(number=-5),
+    "of another version": lambda v: v.update(base=7),
+    "much held out": lambda v: v["settings"].update(validation=5),
+    "many copies": lambda v: v["settings"].update(copies=10**9),
+    "no memory": lambda v: v["settings"].update(memory="x"),
+    "a seed below 0": lambda v: v["settings"].update(seed=-1),
+}
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["first", "second"])
+def unfinished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder with the first or second update of a model, whose photos are read."""
+    place = tmp_path_factory.mktemp("unfinished")
+    short = {"backbone": "mlp", "image_size": 8, "given": {"schedule.epochs": 1}}
+    for number in range(2 if request.param else 1):
+        photos = write_digits(place / f"photos {number}", {2 * number: 6, 2 * number + 1: 6})
+        asked = Request([str(photos)], **(short if number == 0 else {}))
+        with increment(place / "model", asked, device="cpu", say=lambda line: None) as update:
+            assert update is not None
+            if request.param and number == 0:
+                update.prepare()
+                update.commit(update.learn(Progress()))
+    return place / "model"
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forged_update_is_refused(unfinished: Path, tmp_path: Path, cli: Cli, name: str) -> None:
+    model = shutil.copytree(unfinished, tmp_path / "model")
+    place = model / disk.INCREMENT
+    values, _ = store.load(place, begin.NAME, dict[str, object])
+    FORGED[name](values)
+    store.save(place, begin.NAME, values)
+    found = cli("learn", model)
+    assert found.code == 2
+    assert "discard" in found.err
+    assert len(found.err) < 1000
+    assert cli("learn", model, "--discard").code == 0
+
+
+def test_an_update_that_nobody_forged_continues(unfinished: Path, tmp_path: Path, cli: Cli) -> None:
+    model = shutil.copytree(unfinished, tmp_path / "model")
+    assert cli("learn", model, "--device", "cpu").code == 0
+    assert cli("info", model).code == 0
+
+
+@pytest.mark.parametrize("label", ["", " ", "a" * 100_000, "a\nb", "\x1b[31m"])
+def test_a_staged_photo_of_no_class_does_not_wait(tmp_path: Path, label: str) -> None:
+    staged, pixels = Staged(tmp_path), np.zeros((3, 8, 8), np.uint8)
+    staged.add([(Waiting("0" * 32, label, "x"), pixels), (Waiting("1" * 32, "cat", "y"), pixels)])
+    assert [one.label for one in staged.waiting().values()] == ["cat"]
+
+
+@pytest.mark.parametrize("version", [10**9, 10**300])
+def test_a_version_beyond_nine_digits_is_damage(unfinished: Path, tmp_path: Path, cli: Cli, version: int) -> None:
+    model = shutil.copytree(unfinished, tmp_path / "model")
+    if not disk.exists(model):
+        pytest.skip("there is no model yet")
+    values, tensors = store.load(model, disk.NAME, dict[str, object])
+    store.save(model, disk.NAME, values | {"version": version}, tensors)
+    found = cli("info", model)
+    assert found.code == 2
+    assert "its version is above" in found.err
+
+
+def test_a_version_that_cannot_be_opened_does_not_become_the_model(unfinished: Path, tmp_path: Path, cli: Cli) -> None:
+    model = shutil.copytree(unfinished, tmp_path / "model")
+    if not disk.exists(model):
+        pytest.skip("there is no model yet")
+    assert cli("learn", model, "--device", "cpu").code == 0
+    values, tensors = store.load(model / disk.VERSIONS, "1", dict[str, object])
+    store.save(model / disk.VERSIONS, "1", values, {key: value.flatten()[:1] for key, value in tensors.items()})
+    found = cli("undo", model)
+    assert found.code == 2
+    assert "is damaged" in found.err
+    assert disk.read(model).version == 2
+    assert cli("info", model).code == 0

@@ -17,6 +17,7 @@ from edbl.app.bundle import STAGED
 from edbl.app.photos import Photo
 from edbl.data.decoding import Pixels
 from edbl.errors import EdblError
+from edbl.text import is_class_name
 
 ENTRY = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
 PHOTO = re.compile(r"[0-9a-f]{32}\.png")
@@ -65,7 +66,7 @@ class Staged:
         for path in self._entries():
             with suppress(EdblError, OSError):
                 for one in store.read(self.place, path.stem, Entry).value.photos:
-                    if ID.fullmatch(one.id) and (self.place / f"{one.id}.png").is_file():
+                    if ID.fullmatch(one.id) and is_class_name(one.label) and (self.place / f"{one.id}.png").is_file():
                         found.pop(one.id, None)
                         found[one.id] = one
         return found
