@@ -537,6 +537,39 @@ def test_a_record_that_does_not_fit_its_run_is_not_believed(folder: Path, cli: C
     assert found.err.count("\n") == 1
 
 
+FALSE = {
+    "method": "edbl",
+    "data": "cifar10",
+    "protocol": "own",
+    "phases": 2,
+    "memory": "total=30",
+    "order": "1993",
+    "seed": 3,
+    "classes": list("9876543210"),
+    "our_reading": True,
+    "recipe": {"method": "edbl"},
+    "data_fingerprint": "0" * 32,
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_nor_is_one_of_a_finished_run(finished: Path, tmp_path: Path, cli: Cli, name: str) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    assert cli("resume", folder).code == 0
+    record = (folder / "record.json").read_bytes()
+    (folder / "record.json").write_bytes(edited(record, **{name: FALSE[name]}))
+    found = cli("resume", folder)
+    assert found.code == 2
+    assert "is not that of its recipe" in found.err or "not the recipe of the record" in found.err
+
+
+def test_nor_is_a_finished_recipe_of_another_run(finished: Path, tmp_path: Path, cli: Cli) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace('memory = "total=25"', 'memory = "total=50"'))
+    assert "is not the recipe of the record beside it" in cli("resume", folder).err
+
+
 STATES: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "labels of no class": ("labels", lambda x: x + 100, "tensor 'labels' is not of classes"),
     "fewer means": ("means", lambda x: x[:1], r"tensor 'means' is torch.float64 \[1, 4\]"),
