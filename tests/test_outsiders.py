@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -172,10 +173,10 @@ FORGED: dict[str, Callable[[Values], object]] = {
 def unfinished(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder with the first or second update of a model, whose photos are read."""
     place = tmp_path_factory.mktemp("unfinished")
-    short = {"backbone": "mlp", "image_size": 8, "given": {"schedule.epochs": 1}}
+    short = Request(backbone="mlp", image_size=8, given={"schedule.epochs": 1})
     for number in range(2 if request.param else 1):
         photos = write_digits(place / f"photos {number}", {2 * number: 6, 2 * number + 1: 6})
-        asked = Request([str(photos)], **(short if number == 0 else {}))
+        asked = replace(short if number == 0 else Request(), folders=[str(photos)])
         with increment(place / "model", asked, device="cpu", say=lambda line: None) as update:
             assert update is not None
             if request.param and number == 0:
@@ -221,6 +222,18 @@ def test_a_version_beyond_nine_digits_is_damage(unfinished: Path, tmp_path: Path
     found = cli("info", model)
     assert found.code == 2
     assert "its version is above" in found.err
+
+
+def test_a_model_without_a_number_left_stays_as_it_is(unfinished: Path, tmp_path: Path, cli: Cli) -> None:
+    model = shutil.copytree(unfinished, tmp_path / "model")
+    if not disk.exists(model):
+        pytest.skip("there is no model yet")
+    (model / disk.VERSIONS).mkdir(exist_ok=True)
+    (model / disk.VERSIONS / "999999999.json").write_text("{}")
+    found = cli("learn", model, "--device", "cpu")
+    assert found.code == 2
+    assert "no number left for another version" in found.err
+    assert cli("info", model).code == 0
 
 
 def test_a_version_that_cannot_be_opened_does_not_become_the_model(unfinished: Path, tmp_path: Path, cli: Cli) -> None:

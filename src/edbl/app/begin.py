@@ -92,10 +92,10 @@ def fits(begun: Begun, base: Contents | None) -> bool:
     if base is None:
         return begun.number == begun.base == 0 and learnt == {*begun.names}
     bundle, now = base.bundle, begun.settings
-    free = {"memory": now.memory, "seed": now.seed, "validation": now.validation, "given": now.given}
+    free = replace(bundle.settings, memory=now.memory, seed=now.seed, validation=now.validation, given=now.given)
     return (
         (begun.number, begun.base) == (bundle.increments, bundle.version)
-        and now == replace(bundle.settings, **free)
+        and now == free
         and learnt >= {*begun.names} - {*bundle.names}
     )
 

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl import store
-from edbl.app.description import EXEMPLARS, KINDS, VALIDATION, VECTORS, Bundle, fault
+from edbl.app.description import EXEMPLARS, KINDS, NEWEST, VALIDATION, VECTORS, Bundle, fault
 from edbl.app.photos import digest
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -160,6 +160,10 @@ def write(
     ``images`` and ``packs`` have at least the files that are new, by name. The model as it is has number ``over``, if
     not that one; 0 if there is none.
     """
+    over = bundle.version if over is None else over
+    number = 1 + max([bundle.version, over, *versions(folder)])
+    if number > NEWEST:
+        raise EdblError(f"{folder} has no number left for another version; learn a new model")
     (folder / WRITING).touch()
     wanted: list[Path] = []
     for kind in KINDS:
@@ -173,9 +177,8 @@ def write(
         missing,
         "saving images",
     )
-    over = bundle.version if over is None else over
     _archive(folder, over)
-    bundle.parent, bundle.version = bundle.version, 1 + max([bundle.version, over, *versions(folder)])
+    bundle.parent, bundle.version = bundle.version, number
     bundle.weights = store.save(folder, NAME, bundle, tensors, FORMAT)
     (folder / WRITING).unlink()
 

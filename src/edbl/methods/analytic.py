@@ -59,7 +59,7 @@ class Analytic(Method):
             self.state[PROJECTION] = self.drawn(features.shape[1]).to(features)
         try:
             self.solve(features @ self.state[PROJECTION], F.one_hot(images.y, self.net.head.classes).double())
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise EdblError(f"{self.name} cannot be solved: its sums are singular; use a larger penalty") from error
 
     @property
