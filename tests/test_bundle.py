@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from PIL import Image
 
 from edbl import store as entries
 from edbl.app import bundle as store
@@ -305,14 +304,14 @@ def test_a_missing_or_damaged_image_and_the_way_out(model: Path, photos: Path, c
 def test_an_image_that_cannot_be_opened_is_not_called_damaged(
     model: Path, photos: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = Image.open
+    read = entries.read_file
 
-    def refuse(path: Path, formats: tuple[str, ...]) -> Image.Image:
+    def refuse(path: Path, most: int | None = None, own: bool = False) -> bytes:
         if path.parent.name == EXEMPLARS:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        return opened(path, formats=formats)
+        return read(path, most, own)
 
-    monkeypatch.setattr("edbl.app.bundle.Image.open", refuse)
+    monkeypatch.setattr("edbl.store.read_file", refuse)
     found = cli("predict", model, photos / "second")
     assert found.code == 2
     assert "an image of the model: Permission denied\nmake it readable" in found.err

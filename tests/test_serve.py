@@ -375,7 +375,9 @@ def test_an_update_is_dropped_or_gone_on_with(trained: Path, monkeypatch: pytest
             time.sleep(0.01)
         assert call("GET", M + "/").json["updating"]
     assert disk.begun(trained)
-    with served(trained, **TRAINED) as call:  # which goes on by itself
+    with served(trained, **TRAINED) as call:  # whose it is nobody knows: it continues when somebody wants it to
+        assert not call("GET", M + "/").json["updating"]
+        assert call("POST", f"{M}/learn", {}).status == 202
         assert call("GET", M + "/").json["updating"]
         info = call("DELETE", f"{M}/learn").json
         assert (info["updating"], info["staged"], info["exists"]) == (False, 0, False)

@@ -25,6 +25,7 @@ from edbl.app.estimator import EDBLClassifier
 from edbl.cli import main, terminal
 from edbl.data.folder import load_folder
 from edbl.engine.checkpoint import Checkpoints, Reached, Saved
+from edbl.engine.progress import Progress
 from edbl.methods import find_method
 from tests.conftest import Cli
 from tests.test_contract import Killed
@@ -96,6 +97,11 @@ FORGED: dict[str, tuple[str, Callable[[Saved], Saved], str]] = {
         "tensor 'memory.x' is torch.uint8",
     ),
     "memory of floats": (STATE, with_tensors(memory__x=torch.zeros(25, 1, 8, 8)), "tensor 'memory.x' is torch.float32"),
+    "memory of integers": (
+        STATE,
+        with_tensors(memory__x=torch.zeros(25, 1, 8, 8, dtype=torch.int64)),
+        "tensor 'memory.x' is torch.int64",
+    ),
     "memory without labels": (STATE, with_tensors(memory__y=torch.zeros(1, dtype=torch.int64)), r"of \[1\] labels"),
     "memory of other classes": (
         STATE,
@@ -531,6 +537,39 @@ def test_a_record_that_does_not_fit_its_run_is_not_believed(folder: Path, cli: C
     assert found.err.count("\n") == 1
 
 
+FALSE = {
+    "method": "edbl",
+    "data": "cifar10",
+    "protocol": "own",
+    "phases": 2,
+    "memory": "total=30",
+    "order": "1993",
+    "seed": 3,
+    "classes": list("9876543210"),
+    "our_reading": True,
+    "recipe": {"method": "edbl"},
+    "data_fingerprint": "0" * 32,
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_nor_is_one_of_a_finished_run(finished: Path, tmp_path: Path, cli: Cli, name: str) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    assert cli("resume", folder).code == 0
+    record = (folder / "record.json").read_bytes()
+    (folder / "record.json").write_bytes(edited(record, **{name: FALSE[name]}))
+    found = cli("resume", folder)
+    assert found.code == 2
+    assert "is not that of its recipe" in found.err or "not the recipe of the record" in found.err
+
+
+def test_nor_is_a_finished_recipe_of_another_run(finished: Path, tmp_path: Path, cli: Cli) -> None:
+    folder = shutil.copytree(finished, tmp_path / "run")
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace('memory = "total=25"', 'memory = "total=50"'))
+    assert "is not the recipe of the record beside it" in cli("resume", folder).err
+
+
 STATES: dict[str, tuple[str, Callable[[Tensor], Tensor], str]] = {
     "labels of no class": ("labels", lambda x: x + 100, "tensor 'labels' is not of classes"),
     "fewer means": ("means", lambda x: x[:1], r"tensor 'means' is torch.float64 \[1, 4\]"),
@@ -552,6 +591,52 @@ def test_a_state_that_does_not_fit_its_method_is_refused(tmp_path: Path, method:
     store.save(tmp_path, "estimator", values, tensors | {f"state.{tensor}": change(tensors[f"state.{tensor}"])}, 1)
     with pytest.raises(EdblError, match=why):
         EDBLClassifier.load(tmp_path)
+
+
+@pytest.fixture(scope="module", params=["acil", "ranpac", "ewc"])
+def keeping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a method with a state of its own, killed in its second task."""
+
+    class Kill(Progress):
+        def learnt(self, task: int) -> None:
+            if task == 1:
+                raise Killed
+
+    folder = tmp_path_factory.mktemp("keeping") / "run"
+    size = {} if request.param == "ewc" else {"options.size": 32}
+    with pytest.raises(Killed):
+        run(
+            Recipe.build(request.param, data="digits", preset="quick", **{**SHORT, "memory": "none"}, **size),
+            folder,
+            progress=Kill(),
+        )
+    return folder
+
+
+SHAPES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "missing": lambda x: None,
+    "of no axis": lambda x: torch.tensor(3.0).to(x),
+    "short": lambda x: x[:-1].clone() if x.ndim else torch.zeros(2).to(x),
+    "wide": lambda x: torch.cat([x, x], -1) if x.ndim else torch.zeros(2).to(x),
+    "of halves": lambda x: x.half(),
+    "of integers": lambda x: x.long(),
+    "empty": lambda x: x.new_empty(0),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_tensor_of_a_state_is_checked(keeping: Path, tmp_path: Path, shape: str) -> None:
+    folder = shutil.copytree(keeping, tmp_path / "run")
+    saved = Checkpoints(folder / "checkpoints").load(STATE)
+    assert saved is not None
+    states = [name for name in saved.tensors if name.startswith("state.")]
+    for name in [*states[:3], states[-1]]:
+        forge(folder, STATE, with_tensors(**{name: SHAPES[shape](saved.tensors[name])}))
+        with pytest.raises(EdblError, match="does not fit") as caught:
+            resume(folder)
+        assert name.removeprefix("state.") in str(caught.value)
+        forge(folder, STATE, with_tensors(**{name: saved.tensors[name]}))
+    assert resume(folder).status == "done"
 
 
 def test_what_is_printed_for_nobody_ends_no_command(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ class Memory:
 def _best(images: Images, classes: Sequence[int], quotas: Sequence[int], features: Features) -> list[Images]:
     """Return the images of each class that herding picks first."""
     if not any(quotas):
-        return [images[:0]] * len(classes)
+        return [images[:0].here()] * len(classes)
     vectors = torch.nn.functional.normalize(features(images))
     members = [(images.y == k).nonzero().squeeze(1) for k in classes]
     best: dict[int, Images] = {}

@@ -208,20 +208,34 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
-def refuse_links(folder: Path, but: str = "") -> None:
-    """Refuse a run, a model or a search that holds a link: it may come from anywhere, and the link lead anywhere.
+def below(folder: Path, but: str = "") -> Iterator[os.DirEntry[str]]:
+    """Yield what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``.
 
     Folders that are called as ``but`` says are left out: neither read nor written.
     """
-    places = [os.fspath(folder)]
-    while places:
-        with suppress(FileNotFoundError), os.scandir(places.pop()) as entries:  # another process may remove some
+    places = [(os.fspath(folder), 1)]
+    for place, depth in places:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:  # some may be removed
             for entry in entries:
-                if entry.is_symlink():
-                    where = "a run, a model or a search keeps its files itself; put what it leads to in its place"
-                    raise EdblError(f"{entry.path} is a link, and {where}")
-                if entry.is_dir(follow_symlinks=False) and entry.name != but:
-                    places.append(entry.path)
+                yield entry
+                if depth < DEEPEST and entry.name != but and entry.is_dir(follow_symlinks=False):
+                    places.append((entry.path, depth + 1))
+
+
+def found_below(folder: Path, name: str) -> list[Path]:
+    """Return the folders in a folder, or below it, that hold something of a name, in order."""
+    return sorted(Path(entry.path).parent for entry in below(folder) if entry.name == name)
+
+
+def refuse_links(folder: Path, but: str = "") -> None:
+    """Refuse a run, a model or a search that holds a link: it may come from anywhere, and the link lead anywhere."""
+    top = len(folder.parts)
+    for entry in below(folder, but):
+        if entry.is_symlink():
+            own = "a run, a model or a search keeps its files itself; put what it leads to in its place"
+            raise EdblError(f"{entry.path} is a link, and {own}")
+        if len(Path(entry.path).parts) - top == DEEPEST and entry.is_dir(follow_symlinks=False):
+            raise EdblError(f"{folder} has folders nested deeper than {DEEPEST}; it is no run, model or search")
 
 
 def busy(folder: Path) -> EdblError:
@@ -385,11 +399,9 @@ def sweep(folder: Path, name: str = "") -> None:
 
     Nobody may be writing there.
     """
-    for place, _, files in os.walk(folder.resolve()):  # which follows no link below it
-        own = (file for file in files if TEMPORARY.fullmatch(file))
-        delete(Path(place), [file for file in own if not name or file.startswith(f".{name}.")])
-        if name:
-            return
+    for entry in [*(os.scandir if name else below)(folder.resolve())]:
+        if TEMPORARY.fullmatch(entry.name) and (not name or entry.name.startswith(f".{name}.")):
+            delete(Path(entry.path).parent, [entry.name])
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from rich.progress import Progress
 
 DASH = "—"  # where there is no number
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor, or do worse
+LONGEST = 2000  # characters of the name of a class
 NAMED = 5  # things named in a message before the rest is only counted
 
 
@@ -75,6 +76,11 @@ def class_name(text: str) -> str:
     """Return the name of a class as models have it, however its accents are written."""
     name = composed(shown(text))
     return name.strip() or name
+
+
+def is_class_name(text: str) -> bool:
+    """Tell whether a text from disk is the name of a class as models have it."""
+    return bool(text.strip()) and len(text) <= LONGEST and class_name(text) == text
 
 
 def passing_bar(hidden: bool = False) -> Progress:

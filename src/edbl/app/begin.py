@@ -13,14 +13,14 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import features, importers, mirror, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
-from edbl.app.description import Bundle, Known, Settings, foreign
+from edbl.app.description import IMAGE, Bundle, Known, Settings, foreign, odd_settings
 from edbl.app.photos import Array, Photo
 from edbl.app.settings import AUGMENT, Request, change, choose
 from edbl.data.decoding import Pixels
 from edbl.data.folder import image_notes
 from edbl.errors import EdblError, command
 from edbl.memory import Budget
-from edbl.text import count, first, shown
+from edbl.text import count, first, is_class_name, shown
 
 NAME = "begun"  # of the entry that an increment is
 HELD_FROM = 5  # images that a class needs to give any for validation
@@ -64,11 +64,40 @@ def read(folder: Path) -> Begun | None:
         begun = store.read(folder / INCREMENT, NAME, Begun).value
     except EdblError as error:
         raise unusable(folder) from error
-    rows = range(len(begun.labels))
-    fits = len(begun.digests) == len(begun.files) == len(rows) and all(row in rows for row in begun.train + begun.held)
-    if foreign(begun.settings) or not fits or not all(k in range(len(begun.names)) for k in begun.labels):
+    if foreign(begun.settings) or odd_settings(begun.settings) or not _fits_itself(begun):
         raise unusable(folder)
     return begun
+
+
+def _fits_itself(begun: Begun) -> bool:
+    """Tell whether rows, names and digests are what they can be, and fit each other."""
+    names, used, rows = begun.names, begun.train + begun.held, range(len(begun.labels))
+    return (
+        len(begun.digests) == len(begun.files) == len(rows)
+        and bool(begun.train)
+        and all(row in rows for row in used)
+        and len(used) == len({begun.digests[row] for row in used})  # of rows, too
+        and all(map(is_class_name, names))
+        and len(set(names)) == len(names)
+        and set(begun.labels) == set(range(len(names)))
+        and all(IMAGE.fullmatch(f"{begun.digests[row]}.png") for row in used)
+        and all(map(IMAGE.fullmatch, begun.moved))
+        and begun.number >= 0
+    )
+
+
+def fits(begun: Begun, base: Contents | None) -> bool:
+    """Tell whether an increment can be one of this version: its numbers, settings, and photos of new classes."""
+    learnt = {begun.names[begun.labels[row]] for row in begun.train}
+    if base is None:
+        return begun.number == begun.base == 0 and learnt == {*begun.names}
+    bundle, now = base.bundle, begun.settings
+    free = replace(bundle.settings, memory=now.memory, seed=now.seed, validation=now.validation, given=now.given)
+    return (
+        (begun.number, begun.base) == (bundle.increments, bundle.version)
+        and now == free
+        and learnt >= {*begun.names} - {*bundle.names}
+    )
 
 
 def unusable(folder: Path) -> EdblError:

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl import store
-from edbl.app.description import EXEMPLARS, KINDS, VALIDATION, VECTORS, Bundle, fault
+from edbl.app.description import EXEMPLARS, KINDS, NEWEST, VALIDATION, VECTORS, Bundle, fault
 from edbl.app.photos import digest
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -160,6 +160,10 @@ def write(
     ``images`` and ``packs`` have at least the files that are new, by name. The model as it is has number ``over``, if
     not that one; 0 if there is none.
     """
+    over = bundle.version if over is None else over
+    number = 1 + max([bundle.version, over, *versions(folder)])
+    if number > NEWEST:
+        raise EdblError(f"{folder} has no number left for another version; learn a new model")
     (folder / WRITING).touch()
     wanted: list[Path] = []
     for kind in KINDS:
@@ -173,9 +177,8 @@ def write(
         missing,
         "saving images",
     )
-    over = bundle.version if over is None else over
     _archive(folder, over)
-    bundle.parent, bundle.version = bundle.version, 1 + max([bundle.version, over, *versions(folder)])
+    bundle.parent, bundle.version = bundle.version, number
     bundle.weights = store.save(folder, NAME, bundle, tensors, FORMAT)
     (folder / WRITING).unlink()
 
@@ -221,7 +224,10 @@ def prune(folder: Path, bundle: Bundle) -> int:
 
 def size(folder: Path) -> int:
     """Return the bytes of a model's files, each counted once, however many names it has."""
-    found = {(s.st_dev, s.st_ino): s.st_size for s in (p.lstat() for p in folder.rglob("*") if p.is_file())}
+    found = {
+        (s.st_dev, s.st_ino): s.st_size
+        for s in (e.stat(follow_symlinks=False) for e in store.below(folder) if e.is_file())
+    }
     return sum(found.values())
 
 
@@ -269,7 +275,8 @@ def orphans(folder: Path, bundle: Bundle) -> list[Path]:
 def strangers(folder: Path) -> list[Path]:
     """Return what lies in the folder of an increment and is not of one."""
     place = folder / INCREMENT
-    return [path for path in place.rglob("*") if not OWN.fullmatch(path.relative_to(place).as_posix())]
+    found = [Path(entry.path) for entry in store.below(place)]
+    return [path for path in found if not OWN.fullmatch(path.relative_to(place).as_posix())]
 
 
 def _abandoned(folder: Path) -> bool:
@@ -397,7 +404,7 @@ def packed(tensors: Pack) -> tuple[str, bytes]:
 def _kept(path: Path, size: int) -> Pixels | Pack | None:
     """Return what a file keeps of photos, or None if it is not what its name says."""
     try:
-        return _pixels(path, size) if path.suffix == ".png" else _unpacked(path)
+        return pixels_of(path, size) if path.suffix == ".png" else _unpacked(path)
     except OSError as error:
         what = f"cannot read {path}, {_called(path)} of the model: {error.strerror}"
         raise EdblError(f"{what}\nmake it readable") from error
@@ -423,10 +430,11 @@ def _png(pixels: Pixels) -> bytes:
     return buffer.getvalue()
 
 
-def _pixels(path: Path, size: int) -> Pixels | None:
-    """Return the pixels of a file that `_png` made, or None if it is not what its name says."""
+def pixels_of(path: Path, size: int) -> Pixels | None:
+    """Return the pixels of a file that is named after them, of this side, or None if it is not what its name says."""
     try:
-        with Image.open(path, formats=("PNG",)) as image:
+        data = store.read_file(path, store.MOST_VALUES, own=True)
+        with Image.open(io.BytesIO(data), formats=("PNG",)) as image:
             if image.size != (size, size) or image.mode != "RGB":
                 return None
             pixels = np.asarray(image).transpose(2, 0, 1)

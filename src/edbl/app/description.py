@@ -7,16 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edbl import users
+from edbl.errors import EdblError
+from edbl.memory import Budget
 from edbl.methods import find_method, methods
 from edbl.methods.closed import ClosedForm
 from edbl.nets.backbones import BACKBONES
 from edbl.nets.engines import ENGINES, INT8, TORCH
-from edbl.text import class_name
+from edbl.text import is_class_name
 
 EXEMPLARS, VALIDATION, VECTORS = "exemplars", "validation", "features"  # folders of what is kept of photos
 IMAGE, PACK = re.compile(r"[0-9a-f]{32}\.png"), re.compile(r"[0-9a-f]{64}\.safetensors")
 KINDS = {EXEMPLARS: IMAGE, VALIDATION: IMAGE, VECTORS: PACK}  # the files in them
 DIGITS = 32  # of the digest of a photo
+NEWEST = 10**9 - 2  # number of a version, of at most nine digits, and so is the one after it
 PHOTOS = re.compile(rf"([0-9a-f]{{{DIGITS}}})*")
 
 Readout = Literal["cnn", "nme"]
@@ -173,18 +176,31 @@ def fault(bundle: Bundle) -> str:
         return "its method or its net is none of edbl's own, or its recipe has another"
     if len(set(names)) != len(names) or sum(bundle.sizes) != len(names) or min(bundle.sizes, default=0) < 1:
         return "its classes do not fit the sizes of its increments"
-    if odd := [name for name in names if class_name(name) != name]:
-        return f"{odd[0]!r} is no name of a class"
+    if odd := [name for name in names if not is_class_name(name)]:
+        return f"{odd[0][:80]!r} is no name of a class"
     if bad := [file for kind, own in KINDS.items() for file in bundle.files(kind) if not own.fullmatch(file)]:
         return f"{bad[0]!r} is no name of an image, or of features"
     if not all(PHOTOS.fullmatch(known.photos) for known in bundle.classes):
         return "its digests of photos are none"
     if not bundle.history or bundle.history[-1].scores.keys() != set(names):
         return "its classes are not those that its history ends with"
+    if min(bundle.increments, bundle.seen_images, bundle.parent, bundle.version - 1) < 0:
+        return "its version, or a number of what it has learnt, is below 0"
+    if max(bundle.parent, bundle.version) > NEWEST:
+        return f"its version is above {NEWEST:,}"
+    return odd_settings(settings)
+
+
+def odd_settings(settings: Settings) -> str:
+    """Return what is wrong with the settings of a model or an update, if anything is."""
     if not 1 <= settings.image_size <= 1024 or not 0 <= settings.copies <= 1000:
         return "its image size or number of copies is out of range"
-    if min(settings.seed, bundle.increments, bundle.seen_images, bundle.parent, bundle.version - 1) < 0:
-        return "its seed, its version, or a number of what it has learnt, is below 0"
+    if not 0 <= settings.validation <= 0.5 or not 0 <= settings.seed <= 2**63:
+        return "its seed, or the share that it holds out, is out of range"
+    try:
+        Budget.parse(settings.memory)
+    except EdblError as error:
+        return str(error)
     if (settings.keep is not None) != (closed(settings.method) and settings.tune == "head"):
         return "what it keeps of photos does not fit its method"
     if settings.engine not in ENGINES or (settings.tune == "all" and settings.engine != TORCH):

@@ -20,7 +20,7 @@ from edbl.app import photos
 from edbl.app.photos import Photo
 from edbl.data.decoding import EXTENSIONS
 from edbl.errors import EdblError
-from edbl.text import class_name, count, first, shown
+from edbl.text import LONGEST, class_name, count, first, is_class_name, shown
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def _found(place: Path, rows: Sequence[_Row]) -> list[Photo]:
     missing: list[str] = []
     for row in rows:
         name = class_name(row.labels[0])
-        if not name.strip():
-            raise EdblError(f"{shown(place)}: {row.where} has an empty label")
-        places = [place.parent / path for path in row.paths if path and "\0" not in path]
+        if not is_class_name(name):
+            raise EdblError(f"{shown(place)}: {row.where} has an empty label, or one of over {LONGEST:,} characters")
+        places = [place.parent / path for path in row.paths if _may_be(path)]
         inside = [path for path in places if Path(os.path.realpath(path)).is_relative_to(root)]
         there = next((path for path in inside if os.path.isfile(path)), None)
         told = f"{row.where}: {shown(row.paths[0])}"
@@ -100,6 +100,14 @@ def _found(place: Path, rows: Sequence[_Row]) -> list[Photo]:
             f"{first(missing)}\npaths count from the folder of the list; put it where they lead"
         )
     return list(found.values())
+
+
+def _may_be(path: str) -> bool:
+    """Tell whether a system can have a path: half a character, or none at all, it cannot."""
+    try:
+        return bool(path) and b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 class _Odd(Exception):
@@ -174,7 +182,10 @@ def _texts(value: object) -> list[str]:
 
 def _of_label_studio(image: str) -> list[str]:
     """Return the paths that an image may have beside an export; the web is not looked at."""
-    parts = urlsplit(image.replace("\\", "/")) if "\0" not in image else urlsplit("")
+    try:
+        parts = urlsplit(image.replace("\\", "/")) if "\0" not in image else urlsplit("")
+    except ValueError as error:  # brackets that hold no address
+        raise _Odd(f"{shown(image)} is no path ({shown(str(error))})") from error
     if parts.scheme and parts.scheme != "file":
         raise _Odd(f"{shown(image)} is not on this disk; download the images, and export with paths to them")
     if "d" in (query := parse_qs(parts.query)):  # served from a folder: /data/local-files/?d=PATH

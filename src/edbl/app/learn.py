@@ -152,6 +152,8 @@ def _begin(
             f"the unfinished update in {folder} belongs to another state of the model\n"
             f"{command('learn', folder, '--discard')} discards it"
         )
+    elif not begin.fits(begun, base):
+        raise begin.unusable(folder)
     else:
         say(f"continuing the update of {begun.began} ({_some(begun.names)})")
     kind = Solving if begun.settings.keep else Training

@@ -6,7 +6,8 @@ from edbl.app import bundle as disk
 from edbl.app import places
 from edbl.app.begin import had
 from edbl.app.description import Bundle
-from edbl.app.exact import drop_stale
+from edbl.app.exact import Exact, drop_stale
+from edbl.app.opening import load, open_model
 from edbl.errors import EdblError
 from edbl.nets import cache
 
@@ -22,7 +23,16 @@ def undo(folder: Path, number: int | None = None) -> Bundle:
         if wanted not in disk.versions(folder):
             kept = ", ".join(str(one) for one in disk.versions(folder) if one != found.version) or "none"
             raise EdblError(f"{folder} does not keep version {wanted} (any more); others that it keeps: {kept}")
+        _open(folder, disk.read_version(folder, wanted))
         return disk.restore(folder, wanted, found.version)
+
+
+def _open(folder: Path, version: Bundle) -> None:
+    """Open a version, as every later command would: one that cannot be opened does not become the model."""
+    if version.settings.keep is None:
+        open_model(folder, "cpu", version)
+    else:
+        Exact.of(folder, load(folder, version))
 
 
 def history(folder: Path) -> tuple[Bundle, list[Bundle]]:

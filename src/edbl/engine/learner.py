@@ -192,7 +192,7 @@ class Learner:
         """Refuse exemplars that are no images of this learner's shape, sorted by class; there may be none at all."""
         x, y = (tensors.get(name, torch.empty(1)) for name in ("memory.x", "memory.y"))
         own = x.shape[-len(self.shape) :] == self.shape and x.ndim in (1 + len(self.shape), 2 + len(self.shape))
-        fits = own and x.is_floating_point() == (len(self.shape) < 3)
+        fits = own and x.dtype in ((torch.uint8,) if len(self.shape) == 3 else (torch.float32, torch.float16))
         lengths = {part.shape[:1] for part in (x, y, *extra.values())}
         if not (fits or x.shape == (0,)) or lengths != {y.shape}:
             raise ValueError(f"tensor 'memory.x' is {x.dtype} {list(x.shape)} of {list(y.shape)} labels")

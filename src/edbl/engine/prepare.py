@@ -49,9 +49,7 @@ class Prepared:
         device = environment.pick_device(recipe.device)
         environment.check_precision(recipe.precision, device)
         settings = recipe.data
-        if dataset is None:
-            size = settings.image_size
-            dataset = datasets.load(settings.name, data_dir, image_size=size, skip_bad=settings.skip_bad)
+        dataset = loaded(recipe, data_dir) if dataset is None else dataset
         dataset.check()
         if settings.holdout:
             dataset = hold_out(dataset, settings.holdout, recipe.seed)
@@ -132,6 +130,27 @@ class Prepared:
         each = max(1, FEATURES_KEPT // len(self.stream.classes))
         chosen = torch.cat([(test.y == k).nonzero().squeeze(1)[:each] for k in range(len(self.stream.classes))])
         return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
+
+
+def loaded(recipe: Recipe, data_dir: Path | None) -> Dataset:
+    """Load the data that a recipe names."""
+    settings = recipe.data
+    return datasets.load(settings.name, data_dir, image_size=settings.image_size, skip_bad=settings.skip_bad)
+
+
+def of_data(recipe: Recipe, data_dir: Path | None) -> dict[str, object]:
+    """Return what a record says that follows from the data, without a learner: a device may be wanted that is away."""
+    dataset = loaded(recipe, data_dir)
+    if recipe.data.holdout:
+        dataset = hold_out(dataset, recipe.data.holdout, recipe.seed)
+    order, sizes, _ = plan(recipe.stream, dataset, recipe.seed)
+    classes = [dataset.classes[number] for number in order]
+    return {
+        "classes": classes,
+        "task_sizes": list(sizes),
+        "phases": recipe.stream.number or len(sizes),
+        "data_fingerprint": fingerprint(dataset),
+    }
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -17,6 +17,7 @@ from edbl.engine import environment
 from edbl.engine.callbacks import Callback, Facts, Listeners, Teller
 from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
 from edbl.engine.evaluate import accuracy_within, evaluate
+from edbl.engine.finished import check_finished
 from edbl.engine.fit import Watch
 from edbl.engine.folders import changed_since, default_folder, is_free, taken
 from edbl.engine.learner import stopwatch
@@ -137,6 +138,7 @@ def resume(
                 if group.leads():
                     sweep(folder)
                 return _learn_tasks(prepared, folder, record, listeners)
+    check_finished(folder, record, data_dir)
     if any(one is not None for one in objects.values()):
         _same_objects(folder, record, objects, changed)
     Checkpoints(folder / CHECKPOINTS).keep_last(len(record.task_sizes))  # a kill at its very end may have left some

@@ -37,6 +37,11 @@ class ACIL(Analytic):
         if self.config.compensation:
             self.add("comp.", projected.tanh(), (y - projected.relu() @ weight) * y.any(0), self.config.penalty_comp)
 
+    @property
+    def sums(self) -> tuple[str, ...]:
+        """The names of the streams that it keeps sums of."""
+        return ("", "comp.") if self.config.compensation else ("",)
+
     def responses(self, projected: Tensor) -> Tensor:
         """Return the sum of both streams, if there are two."""
         main, comp = super().responses(projected), self.state.get("comp.weight")

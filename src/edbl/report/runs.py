@@ -7,6 +7,7 @@ from pathlib import Path
 from edbl.errors import EdblError
 from edbl.records import RECORD, Record, read
 from edbl.report.tables import completed
+from edbl.store import found_below
 from edbl.text import count
 
 
@@ -34,7 +35,7 @@ def read_runs(places: Sequence[Path]) -> list[Run]:
 def _below(place: Path) -> list[Path]:
     if not place.is_dir():
         return [place]
-    found = sorted(path.parent for path in place.rglob(RECORD))
+    found = found_below(place, RECORD)
     if not found:
         raise EdblError(f"no run in '{place}' or below it: a run is a folder with {RECORD}, as `edbl run` makes it")
     return found

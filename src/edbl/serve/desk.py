@@ -3,16 +3,15 @@
 import asyncio
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
+from edbl import store
 from edbl.data.decoding import Decoded
 from edbl.errors import EdblError
 from edbl.serve.batching import Batches
@@ -99,17 +98,18 @@ class Desk:
 
     async def exported(self, model: Learning) -> FileResponse:
         """Return a model as a file, which is removed once it is sent."""
-        place = Path(await self.read(model, lambda: tempfile.mkdtemp(prefix="edbl-")))
+        opened = ExitStack()  # what a killed server left there goes with the next such folder
+        place = await self.read(model, lambda: opened.enter_context(store.scratch()))
         try:
             await self.work(model, lambda: model.export(place / "model.onnx"))
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
+            opened.close()
             raise
         return FileResponse(
             place / "model.onnx",
             media_type="application/octet-stream",
             filename=f"{model.name}.onnx",
-            background=BackgroundTask(shutil.rmtree, place, ignore_errors=True),
+            background=BackgroundTask(opened.close),
         )
 
     async def _tidy(self, model: Served) -> None:

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,9 +16,13 @@ from edbl.errors import EdblError
 from edbl.serve.held import Said, Shown
 from edbl.serve.limits import Limits
 from edbl.serve.model import Served, Values
+from edbl.text import is_class_name
 
 FORMAT = "1"
 LARGEST = 2**31  # bytes of a file
+SLOWEST = 10.0  # seconds of one photo, after which its computation ends: a file may loop without end
+# The name of a file beside a model as protobuf has it, also with numbers of more bytes than they need.
+ELSEWHERE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
 OUTPUTS = ("probabilities", "cnn", "nme")
 
 
@@ -27,19 +33,25 @@ class Exported(Served):
         super().__init__(name, file, limits)
         self._session, about = _opened(file)
         try:
-            self.names = [str(one) for one in json.loads(about["classes"])]
+            self.names = json.loads(about["classes"])
             shape, unknown = json.loads(about["input"]), json.loads(about["unknown"])
             self._size = int(shape["height"])
             self._rate, at_most = float(unknown["rate"]), unknown["at_most"]
             self._least = -math.inf if at_most is None else float(at_most)
+            if not 0 <= self._rate <= 1 or math.isnan(self._least) or self._least == math.inf:
+                raise ValueError("its threshold is none")
             self._settings = json.loads(about["settings"])
             self._readout = about["readout"]
             if about["format"] != FORMAT or self._readout not in OUTPUTS or shape["width"] != self._size:
                 raise ValueError("its format, classifier or input is another")
-            if not self.names or not 1 <= self._size <= 1024:
+            if not isinstance(self.names, list) or not self.names or not 1 <= self._size <= 1024:
                 raise ValueError("it has no class, or images of an odd size")
+            if odd := [name for name in self.names if not isinstance(name, str) or not is_class_name(name)]:
+                raise ValueError(f"{str(odd[0])[:80]!a} is no name of a class")
+            if len(set(self.names)) != len(self.names):
+                raise ValueError("it has a class twice")
             self._check()
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
+        except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise EdblError(f"'{file}' is no model that `edbl export` has written: {error}") from error
         self._cores = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="network")
 
@@ -47,9 +59,9 @@ class Exported(Served):
         """Run it once: it may come from anywhere."""
         images = np.zeros((1, self._size, self._size, 3), np.uint8)
         try:
-            scores, sure = self._session.run([self._readout, "sureness"], {"images": images})
-        except Exception as error:  # of every kind, and none of them documented
-            raise ValueError(str(error).partition("\n")[0]) from error
+            scores, sure = self._run(images)
+        except EdblError as error:
+            raise ValueError(str(error)) from error
         if scores.shape != (1, len(self.names)) or sure.shape != (1,):
             raise ValueError("its outputs do not fit its classes")
 
@@ -66,11 +78,26 @@ class Exported(Served):
 
     def _answer(self, one: Shown) -> tuple[Sequence[float], float]:
         image = np.ascontiguousarray(one.pixels.transpose(1, 2, 0))[None]
-        scores, sure = self._session.run([self._readout, "sureness"], {"images": image})
+        scores, sure = self._run(image)
         if self._readout == "nme":  # minus squared distances, which are no probabilities
             scores = np.exp(scores - scores.max(1, keepdims=True))
             scores /= scores.sum(1, keepdims=True)
         return scores[0], float(sure[0])
+
+    def _run(self, image: Any) -> tuple[Any, Any]:
+        """Compute an image, for so long and no longer."""
+        how = _options()
+        clock = threading.Timer(SLOWEST, setattr, (how, "terminate", True))
+        clock.daemon = True
+        clock.start()
+        try:
+            scores, sure = self._session.run([self._readout, "sureness"], {"images": image}, how)
+        except Exception as error:  # of every kind, and none of them documented
+            why = f"it takes over {SLOWEST:g} s" if how.terminate else str(error).partition("\n")[0]
+            raise EdblError(f"the model cannot compute a photo: {why}") from error
+        finally:
+            clock.cancel()
+        return scores, sure
 
     def _at(self, rate: float) -> float:
         """Return the one threshold that the file has."""
@@ -101,6 +128,12 @@ class Exported(Served):
         self._cores.shutdown(wait=False, cancel_futures=True)
 
 
+def _options() -> Any:
+    import onnxruntime
+
+    return onnxruntime.RunOptions()
+
+
 def _opened(file: Path) -> tuple[Any, dict[str, str]]:
     """Return a session of one thread, several of which run at once, and the metadata of the file."""
     try:
@@ -114,7 +147,10 @@ def _opened(file: Path) -> tuple[Any, dict[str, str]]:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = True
     try:
-        session = onnxruntime.InferenceSession(read_file(file, LARGEST), options, providers=["CPUExecutionProvider"])
+        data = read_file(file, LARGEST)
+        if ELSEWHERE.search(data):
+            raise ValueError("a part of it is in another file")
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         return session, dict(session.get_modelmeta().custom_metadata_map)
     except OSError as error:
         raise EdblError(f"cannot read '{file}': {error.strerror}") from error

@@ -17,6 +17,7 @@ from edbl.app.bundle import STAGED
 from edbl.app.photos import Photo
 from edbl.data.decoding import Pixels
 from edbl.errors import EdblError
+from edbl.text import is_class_name
 
 ENTRY = re.compile(r"[0-9]{20}-[0-9a-f]{32}\.json")
 PHOTO = re.compile(r"[0-9a-f]{32}\.png")
@@ -48,6 +49,7 @@ class Staged:
 
     def add(self, photos: Sequence[tuple[Waiting, Pixels]]) -> None:
         """Write photos; they wait once the last file, their entry, is there."""
+        self._refuse_links()
         self.place.mkdir(parents=True, exist_ok=True)
         for one, pixels in photos:
             path = self.place / f"{one.id}.png"
@@ -59,11 +61,12 @@ class Staged:
 
     def waiting(self) -> dict[str, Waiting]:
         """Return what waits, by id; of a photo that was given again, what was said last."""
+        self._refuse_links()
         found: dict[str, Waiting] = {}
         for path in self._entries():
             with suppress(EdblError, OSError):
                 for one in store.read(self.place, path.stem, Entry).value.photos:
-                    if ID.fullmatch(one.id) and (self.place / f"{one.id}.png").is_file():
+                    if ID.fullmatch(one.id) and is_class_name(one.label) and (self.place / f"{one.id}.png").is_file():
                         found.pop(one.id, None)
                         found[one.id] = one
         return found
@@ -73,11 +76,15 @@ class Staged:
         return [Photo(self.picture(one.id), one.label) for one in self.waiting().values()]
 
     def picture(self, id: str) -> Path:
-        """Return the file of a photo."""
-        return self.place / f"{id}.png"
+        """Return the file of a photo, which may be no link."""
+        path = self.place / f"{id}.png"
+        if self.place.is_symlink() or path.is_symlink():
+            raise EdblError(f"{path} is a link, or lies behind one; remove it")
+        return path
 
     def drop(self, ids: Collection[str]) -> None:
         """Let go of photos; those that came again meanwhile too."""
+        self._refuse_links()
         if not self.place.is_dir():
             return
         entries = self._entries()
@@ -86,10 +93,15 @@ class Staged:
             self._write(left)
         own = {f"{one.id}.png" for one in left}
         gone = [path.name for path in self.place.iterdir() if PHOTO.fullmatch(path.name) and path.name not in own]
-        store.delete(self.place.resolve(), [path.name for path in entries])
-        store.delete(self.place.resolve(), gone)
+        store.delete(self.place, [*(path.name for path in entries), *gone])
         with suppress(OSError):
             self.place.rmdir()
+
+    def _refuse_links(self) -> None:
+        """Refuse a folder that is a link or holds one: it may lead to files of somebody else."""
+        if self.place.is_symlink():
+            raise EdblError(f"{self.place} is a link; remove it")
+        store.refuse_links(self.place)
 
     def _entries(self) -> list[Path]:
         if not self.place.is_dir():

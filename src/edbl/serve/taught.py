@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import edit, honest, joining, page, versions
 from edbl.app.at_once import AtOnce, Given, Learnt
@@ -58,6 +59,7 @@ class Taught(Learning):
     ) -> None:
         super().__init__(name, folder, limits, room)
         self.folder, self.device, self.new = folder, pick_device(device), new
+        store.refuse_links(folder)
         self._asked: tuple[object, Predictor] | None = None  # what the files were, and what answers by them
         self._loading = threading.Lock()
         self._chosen: Settings | None = None
@@ -67,8 +69,6 @@ class Taught(Learning):
         self.settings  # noqa: B018 - what cannot be is said now
         if disk.exists(folder):
             self._drop_known()
-        if disk.begun(folder) and self.learns == "by updates":
-            self._updates.start(Request(), ())
 
     @property
     def settings(self) -> Settings:
@@ -382,9 +382,8 @@ class Taught(Learning):
         if disk.exists(self.folder):
             places += [one for name, one in told.pictures(self.folder, disk.settle(self.folder)).items() if name == id]
         for place in places:
-            if place.is_file():
-                with Image.open(place, formats=("PNG",)) as image:
-                    return thumbnail(np.asarray(image.convert("RGB")).transpose(2, 0, 1))
+            if place.is_file() and (pixels := disk.pixels_of(place, self.image_size)) is not None:
+                return thumbnail(pixels)
         return None
 
     def export(self, place: Path) -> None:

@@ -9,7 +9,7 @@ from edbl import records
 from edbl.errors import EdblError, Unnamed
 from edbl.recipe import HOW, RECIPE, Recipe
 from edbl.records import Record
-from edbl.store import read_file, write_atomic
+from edbl.store import found_below, read_file, write_atomic
 
 KEPT = (records.RECORD, records.CONFUSIONS, RECIPE)  # of a run
 
@@ -31,7 +31,7 @@ class Shelf:
     @cached_property
     def runs(self) -> list[Run]:
         """Every finished run, in order of its start."""
-        folders = sorted(path.parent for path in self.folder.rglob(records.RECORD))
+        folders = found_below(self.folder, records.RECORD)
         read = [Run(folder, recipe, records.read(folder)) for folder in folders if (recipe := _recipe(folder))]
         return sorted((run for run in read if run.record.status == "done"), key=lambda run: run.record.started)
 
