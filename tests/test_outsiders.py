@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from edbl import EdblError, store
+from edbl import EdblError, scratch, store
 from edbl.app import begin
 from edbl.app import bundle as disk
 from edbl.app.learn import increment
@@ -131,7 +131,7 @@ def test_a_very_deep_model_is_one_message(bottomless: Path, tmp_path: Path, cli:
 
 def test_what_a_killed_export_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    left = tmp_path / "temporary" / f"{store.SCRATCH}left"
+    left = tmp_path / "temporary" / f"{scratch.SCRATCH}left"
     left.mkdir(parents=True)
     (left / store.LOCK).touch()
     (left / "model.onnx").write_bytes(b"secret")

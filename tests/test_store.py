@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from edbl import store
+from edbl import scratch, store
 from edbl.errors import EdblError
 from edbl.store import Damaged, lock, write_atomic
 
@@ -291,14 +291,14 @@ def test_folders_for_the_time_being_go_though_their_process_was_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed, unlocked, old, other = (tmp_path / f"{store.SCRATCH}{name}" for name in ("killed", "new", "old", "other"))
+    killed, unlocked, old, other = (tmp_path / f"{scratch.SCRATCH}{name}" for name in ("killed", "new", "old", "other"))
     for folder in (killed, unlocked, old, other, tmp_path / "edbl-else"):
         folder.mkdir()
     (killed / "start").write_bytes(b"weights")
     for folder in (killed, other):
         (folder / store.LOCK).touch()
     os.utime(old, (0, 0))
-    with lock(other), store.scratch() as mine:
+    with lock(other), scratch.scratch() as mine:
         assert names(tmp_path) == sorted([unlocked.name, other.name, mine.name, "edbl-else"])
         assert not names(mine) or names(mine) == [store.LOCK]
     assert names(tmp_path) == sorted([unlocked.name, other.name, "edbl-else"])

@@ -15,10 +15,8 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 import sys
-import tempfile
 import time
 import tokenize
 import tomllib
@@ -41,7 +39,6 @@ TEMPORARY = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # what `replacing` calls a f
 TENSORS, NEW = ".safetensors", ".safetensors.new"  # how the names of files with tensors end
 ABANDONED = 600  # seconds after which nobody writes a file any more
 LONG_NAME = 200  # bytes
-SCRATCH = "edbl-runs-"  # what the names of folders for the time being begin with
 PAUSE = 0.05  # seconds between two tries at a lock
 TRIES = 5  # at reading what is being replaced
 HEAD = 8  # bytes at the beginning of a file of tensors: how long what it says of them is
@@ -431,18 +428,6 @@ def lock(folder: Path, links: bool = False) -> Iterator[None]:
                 raise EdblError(f"cannot lock {folder}: {error.strerror}; use another file system") from error
             raise Busy(f"another process is working in {folder}; wait for it to end") from error
         yield
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """Give a folder for the time being; those that processes left that were killed are removed."""
-    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
-        with suppress(OSError, EdblError):  # of another user, or in use
-            if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > ABANDONED:
-                with lock(left):
-                    shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
-        yield Path(name)
 
 
 @contextmanager

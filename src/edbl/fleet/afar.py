@@ -31,7 +31,7 @@ from edbl.fleet.jobs import Job, make
 from edbl.fleet.parcels import Arrays, Packer, Parcel, as_dataset, unpack
 from edbl.pulse import Pulse
 from edbl.recipe import Recipe
-from edbl.store import scratch
+from edbl.scratch import scratch
 
 LEAST = 2 * 2**30  # bytes of memory that every run may have
 TURNS = "runs take turns on the GPU: its node was started without NVIDIA's multi-process service"

@@ -27,7 +27,8 @@ from edbl.fleet.jobs import TRIES, Ended, Job, Stopped, make, names
 from edbl.fleet.parcels import pack, unpack
 from edbl.fleet.starts import FIRST, Start
 from edbl.fleet.turns import Limit, Turns
-from edbl.store import lock, scratch
+from edbl.scratch import scratch
+from edbl.store import lock
 
 REFRESH = 0.5  # seconds between looks at the runs
 SHOWN = 5.0  # seconds after which what runs wait for is looked up again

@@ -42,7 +42,8 @@ from edbl.fleet.turns import Limit, Turns
 from edbl.pulse import waiting
 from edbl.recipe import Recipe
 from edbl.records import Record
-from edbl.store import lock, scratch
+from edbl.scratch import scratch
+from edbl.store import lock
 
 REFRESH = 0.5  # seconds between looks at the runs
 # Methods whose bits are the same on a part of a GPU (`tests.test_gpu`). Of others, cuDNN or cuBLAS computes much.

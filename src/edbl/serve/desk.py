@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
-from edbl import store
 from edbl.data.decoding import Decoded
 from edbl.errors import EdblError
+from edbl.scratch import scratch
 from edbl.serve.batching import Batches
 from edbl.serve.held import Shown
 from edbl.serve.limits import Limits
@@ -99,7 +99,7 @@ class Desk:
     async def exported(self, model: Learning) -> FileResponse:
         """Return a model as a file, which is removed once it is sent."""
         opened = ExitStack()  # what a killed server left there goes with the next such folder
-        place = await self.read(model, lambda: opened.enter_context(store.scratch()))
+        place = await self.read(model, lambda: opened.enter_context(scratch()))
         try:
             await self.work(model, lambda: model.export(place / "model.onnx"))
         except BaseException:

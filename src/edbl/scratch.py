@@ -1,0 +1,25 @@
+"""Folders for the time being, which are gone when their process is, however it ended."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from edbl.errors import EdblError
+from edbl.store import ABANDONED, LOCK, lock
+
+SCRATCH = "edbl-runs-"  # what their names begin with
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give a folder for the time being; those that processes left that were killed are removed."""
+    for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        with suppress(OSError, EdblError):  # of another user, or in use
+            if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > ABANDONED:
+                with lock(left):
+                    shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
+        yield Path(name)
