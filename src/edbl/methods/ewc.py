@@ -21,8 +21,7 @@ class EWC(Method):
     """Cross-entropy on new images plus a spring on each parameter, as stiff as old tasks needed it."""
 
     name, title, source, year = "ewc", "Elastic weight consolidation, online", "Kirkpatrick et al. 2017", 2017
-    keeps = "none"
-    streams = KINDS
+    keeps, streams = "none", KINDS
     class_axes = (("*.head.*", 0),)
     # PyCIL's.
     paper: ClassVar[Mapping[str, object]] = {
