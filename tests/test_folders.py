@@ -140,7 +140,7 @@ def test_a_search_file_runs_no_code_that_nobody_else_names(text: str, tmp_path: 
     done = cli(*words)
     assert (done.code, (tmp_path / "ran").exists()) == (2, False)
     assert "names code" in done.err
-    assert "name it too" in done.err
+    assert "name it too, if you trust it: `--code" in done.err
     done = cli(*words, "--code", trap)
     assert (tmp_path / "ran").exists(), done.err
     assert cli(*words, "--code", tmp_path).code == 2
