@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import edbl
 from tests.campaign import __main__ as campaign
 from tests.campaign.inputs import faults
 from tests.campaign.moments import is_pythons
@@ -42,7 +43,7 @@ def test_what_is_wrong_is_seen() -> None:
 
 def test_a_traceback_after_ctrl_c_is_excused_where_it_is_pythons_own() -> None:
     head = 'Traceback (most recent call last):\n  File "<frozen runpy>", line 198, in _run_module_as_main\n'
-    ours = '  File "/home/x/src/edbl/cli/__init__.py", line 5, in <module>\n    import io\n'
+    ours = f'  File "{Path(edbl.__file__).parent / "cli" / "__init__.py"}", line 5, in <module>\n    import io\n'
     assert is_pythons(1, f"{head}KeyboardInterrupt\n")
     assert is_pythons(-2, "KeyboardInterrupt\n")
     assert not is_pythons(1, f"{head}{ours}KeyboardInterrupt\n")

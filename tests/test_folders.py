@@ -4,6 +4,8 @@ import ast
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -140,7 +142,7 @@ def test_a_search_file_runs_no_code_that_nobody_else_names(text: str, tmp_path: 
     done = cli(*words)
     assert (done.code, (tmp_path / "ran").exists()) == (2, False)
     assert "names code" in done.err
-    assert "name it too" in done.err
+    assert "name it too, if you trust it: `--code" in done.err
     done = cli(*words, "--code", trap)
     assert (tmp_path / "ran").exists(), done.err
     assert cli(*words, "--code", tmp_path).code == 2
@@ -390,3 +392,25 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(SystemExit):
             main()
     return place / "model"
+
+
+SWALLOWED = """
+import os, signal, sys
+from edbl import __main__, cli
+class Gone:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+def main():
+    kept = Gone()
+    del kept
+    print("continues")
+cli.main = main
+__main__.start()
+"""
+
+
+def test_ctrl_c_that_python_would_forget_ends_a_command_too() -> None:
+    ended = subprocess.run([sys.executable, "-c", SWALLOWED], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")

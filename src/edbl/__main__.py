@@ -8,6 +8,7 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
+    from typing import Any
 
 WAIT = 1.5  # seconds that a command has to end by itself
 
@@ -15,6 +16,7 @@ WAIT = 1.5  # seconds that a command has to end by itself
 def start() -> None:
     """Run the command line as a process of its own."""
     _signal.signal(_signal.SIGINT, _stop)
+    sys.unraisablehook = _unraisable
     try:
         from edbl.cli import main
 
@@ -44,6 +46,13 @@ def _end(number: int, frame: "FrameType | None") -> None:
     if not getattr(cli, "told", False):
         os.write(2, b"interrupted\n")
     os._exit(128 + number)
+
+
+def _unraisable(swallowed: "Any") -> None:
+    """End the command if Ctrl-C came where an error is told and forgotten, such as in what C calls of Python."""
+    if swallowed.exc_type is KeyboardInterrupt:
+        _end(_signal.SIGINT, None)
+    sys.__unraisablehook__(swallowed)
 
 
 if __name__ == "__main__":

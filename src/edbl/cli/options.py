@@ -1,13 +1,15 @@
 """Options that several commands have, and how what they are given is read."""
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edbl.errors import EdblError
+from edbl.errors import EdblError, Unnamed
 
 if TYPE_CHECKING:
     from edbl.fleet.many import Where
@@ -140,14 +142,20 @@ def setting(text: str) -> tuple[str, object]:
     return key.strip(), parsed if known else value.strip()
 
 
-def trust(code: list[str] | None) -> None:
-    """Let files run that ``--code`` names."""
+@contextmanager
+def trusting(code: list[str] | None) -> Iterator[None]:
+    """Let files run that ``--code`` names, and say how to name others that a search file or a study names."""
     from edbl import users
 
     for name in code or []:
         if not users.is_file(name):
             raise EdblError(f"--code {name} is no .py file")
         users.trust({users.METHOD: name})
+    try:
+        yield
+    except Unnamed as error:
+        again = shlex.join(word for name in dict.fromkeys(error.files.values()) for word in ("--code", name))
+        raise EdblError(f"{error}: `{again}`") from error
 
 
 def where(on: str | None, mixed: bool, keep_going: bool = True) -> "Where":

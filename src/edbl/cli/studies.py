@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from edbl.studies.paper import Experiment, Planned
     from edbl.studies.queue import Entry, Item
     from edbl.studies.shelf import Shelf
+    from edbl.studies.study import Study
 
 
 def demo(
@@ -95,18 +96,18 @@ def reproduce(
     code: Code = None,
 ) -> None:
     """Run what is missing of a table or figure of the paper, and show it beside the printed numbers."""
+    from edbl.store import refuse_links
     from edbl.studies import pages, queue, small
     from edbl.studies.paper import planned
     from edbl.studies.shelf import Shelf
-    from edbl.studies.study import read_all
 
     end = _end(minutes, resume)
-    _guard(code, runs)
+    refuse_links(runs)
     where = options.where(on, mixed, keep_going)
     shelf = Shelf(results)
     if name == queue.ALL:
         found = None
-        asked = read_all(studies) if studies.is_dir() else []
+        asked = _asked(studies, code)
         items = queue.small_scale() if scale == "small" else queue.everything(seeds or queue.SEEDS, asked, shelf)
     else:
         found = small.find(name) if scale == "small" else pages.find(name)
@@ -136,12 +137,12 @@ def _tell_rates(shelf: "Shelf") -> None:
         terminal.tell(f"chosen: OTHERS_RATES = {rates}")
 
 
-def _guard(code: list[str] | None, runs: Path) -> None:
-    """Let code run that is named, and refuse links in the folder for runs."""
-    from edbl.store import refuse_links
+def _asked(folder: Path, code: list[str] | None) -> "list[Study]":
+    """Return the studies in a folder, if there is one; their code may run if it is named."""
+    from edbl.studies.study import read_all
 
-    options.trust(code)
-    refuse_links(runs)
+    with options.trusting(code):
+        return read_all(folder) if folder.is_dir() else []
 
 
 def _end(minutes: float | None, resume: bool) -> float | None:
@@ -172,14 +173,16 @@ def study(
     code: Code = None,
 ) -> None:
     """Run what is missing of a study on held-out training images, and compare its candidates."""
+    from edbl.store import refuse_links
     from edbl.studies.paper import planned
     from edbl.studies.queue import Item
     from edbl.studies.shelf import Shelf
     from edbl.studies.study import read
 
     where = options.where(on, mixed, keep_going)
-    _guard(code, runs)
-    found, shelf = read(file), Shelf(results)
+    refuse_links(runs)
+    with options.trusting(code):
+        found, shelf = read(file), Shelf(results)
     plan = planned(found.experiment, range(seeds))
     if dry_run:
         _show_queue(_entries([Item(found.name, found.question, plan)], shelf, runs, data_dir))
@@ -329,5 +332,6 @@ def results(
     """Update the tables and figures of pages, and the list of all runs, from records."""
     from edbl.studies.pages import write_all
 
-    options.trust(code)
-    terminal.tell(f"written: {', '.join(map(str, write_all(page or [Path('results.md')], results, studies)))}")
+    with options.trusting(code):
+        written = write_all(page or [Path("results.md")], results, studies)
+    terminal.tell(f"written: {', '.join(map(str, written))}")

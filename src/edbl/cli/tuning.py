@@ -56,9 +56,9 @@ def tune(
     }
     flags = {key: value for key, value in given.items() if value is not None}
     layer = runs.layered(flags, options.settings(settings))
-    options.trust(code)
     logs(log or [])  # what is missing for them is said at once
-    searcher = Searcher(Plan.of(layer, recipe, search), out, storage)
+    with options.trusting(code):
+        searcher = Searcher(Plan.of(layer, recipe, search), out, storage)
     try:
         with stopping.interruptible(lambda: "the same command continues"):
             searcher.work(trials, terminal.bars, terminal.tell, data_dir, log or [])

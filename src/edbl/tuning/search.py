@@ -274,7 +274,8 @@ class Searcher:
             try:
                 where = space[key]
                 found[key] = {toml_value(v): v for v in where.among}[value] if where.among else value
-                if not where.among and not where.low <= value <= where.high:
+                slack = 1e-9 * (abs(where.low) + abs(where.high))  # a logarithm and back may lead beyond an end
+                if not where.among and not where.low - slack <= value <= where.high + slack:
                     raise ValueError
             except (LookupError, TypeError, ValueError) as error:
                 raise EdblError(f"trial {trial.number} of {self.folder} chose what is not searched: {key}") from error
