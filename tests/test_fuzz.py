@@ -6,7 +6,9 @@ import pytest
 
 from tests.fuzz import CORPUS, TARGETS, read
 
-FOUND = re.compile(r"([a-z]+-)?[0-9a-f]{40}")  # named by the fuzzer: what it has found is read, or refused with one message
+FOUND = re.compile(
+    r"([a-z]+-)?[0-9a-f]{40}"
+)  # named by the fuzzer: what it has found is read, or refused with one message
 FILES = sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.rglob("*") if path.is_file())
 
 

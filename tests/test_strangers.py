@@ -615,7 +615,7 @@ def keeping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 SHAPES: dict[str, Callable[[Tensor], Tensor | None]] = {
     "missing": lambda x: None,
-    "of no axis": lambda x: torch.tensor(3.0).to(x),
+    "of no axis": lambda x: torch.zeros((), dtype=x.dtype) if x.ndim else torch.zeros(2).to(x),
     "short": lambda x: x[:-1].clone() if x.ndim else torch.zeros(2).to(x),
     "wide": lambda x: torch.cat([x, x], -1) if x.ndim else torch.zeros(2).to(x),
     "of halves": lambda x: x.half(),
