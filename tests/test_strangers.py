@@ -537,6 +537,22 @@ def test_a_record_that_does_not_fit_its_run_is_not_believed(folder: Path, cli: C
     assert found.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("change", [lambda x: x[:, 0], lambda x: x.long(), lambda x: torch.cat([x, x, x], 1)])
+def test_so_are_the_logits_of_exemplars(tmp_path: Path, change: Callable[[Tensor], Tensor]) -> None:
+    class Kill(Progress):
+        def learnt(self, task: int) -> None:
+            if task == 2:
+                raise Killed
+
+    with pytest.raises(Killed):
+        run(Recipe.build("der++", data="digits", preset="quick", **SHORT), tmp_path / "run", progress=Kill())
+    saved = Checkpoints(tmp_path / "run" / "checkpoints").load("task-1")
+    assert saved is not None
+    forge(tmp_path / "run", "task-1", with_tensors(memory__extra__logits=change(saved.tensors["memory.extra.logits"])))
+    with pytest.raises(EdblError, match=r"memory\.extra\.logits' is"):
+        resume(tmp_path / "run")
+
+
 FALSE = {
     "method": "edbl",
     "data": "cifar10",
@@ -615,7 +631,7 @@ def keeping(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 SHAPES: dict[str, Callable[[Tensor], Tensor | None]] = {
     "missing": lambda x: None,
-    "of no axis": lambda x: torch.tensor(3.0).to(x),
+    "of no axis": lambda x: torch.zeros((), dtype=x.dtype) if x.ndim else torch.zeros(2).to(x),
     "short": lambda x: x[:-1].clone() if x.ndim else torch.zeros(2).to(x),
     "wide": lambda x: torch.cat([x, x], -1) if x.ndim else torch.zeros(2).to(x),
     "of halves": lambda x: x.half(),

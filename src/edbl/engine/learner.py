@@ -1,5 +1,6 @@
 """A learner: a net, its memory and the method that trains them, for one task after another."""
 
+import fnmatch
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -199,6 +200,11 @@ class Learner:
         known = torch.arange(self.net.head.classes, device=y.device)
         if y.dtype != torch.int64 or (y.diff() < 0).any() or not torch.isin(y, known).all():
             raise ValueError("tensor 'memory.y' is not the class of each exemplar, in order")
+        for pattern, axis in self.method.class_axes:
+            for name in fnmatch.filter(extra, pattern):
+                part = extra[name]
+                if part.ndim != 2 or not part.is_floating_point() or part.shape[axis] > len(known):
+                    raise ValueError(f"tensor 'memory.extra.{name}' is {part.dtype} {list(part.shape)}")
 
     def epochs(self, new: bool, first: bool) -> int:
         """Return about how many epochs it takes to learn ``new`` classes, or known ones again, for the time left.

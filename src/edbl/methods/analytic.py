@@ -1,19 +1,18 @@
 """What analytic methods share: random features of a frozen backbone, and sums of which ridge regression is solved."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbl.config import Unfit, option
+from edbl.config import option
 from edbl.data.images import Images
 from edbl.data.stream import KINDS, Task
 from edbl.errors import EdblError
 from edbl.methods.base import Method, Phase
 from edbl.nets.net import Output
-from edbl.store import check_tensors
 
 PROJECTION, GRAM, CROSS, WEIGHT = "projection", "gram", "cross", "weight"  # in the state; the last three of a stream
 
@@ -67,16 +66,14 @@ class Analytic(Method):
         """The names of the streams that it keeps sums of."""
         return ("",)
 
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse what are not the projection and the sums of these classes: it may come from anywhere."""
+    def state_like(self) -> dict[str, Tensor]:
+        """Return the projection and the sums of these classes."""
         classes, width = self.net.head.weight.shape
         shapes = {PROJECTION: (width, self.config.size)}
         for stream in self.sums:
             shapes |= {stream + GRAM: (self.config.size,) * 2, stream + CROSS: (self.config.size, classes)}
             shapes[stream + WEIGHT] = self.config.size, classes
-        check_tensors(state, {k: torch.empty(shape, dtype=torch.double, device="meta") for k, shape in shapes.items()})
-        if odd := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
-            raise Unfit(f"tensor '{odd[0]}' is not finite")
+        return {name: torch.empty(shape, dtype=torch.double, device="meta") for name, shape in shapes.items()}
 
     def drawn(self, width: int) -> Tensor:
         """Return a random projection, ``[width, size]``: uniform, as a fresh linear layer has it."""

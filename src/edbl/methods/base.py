@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 from torch import Generator, Tensor, nn
 
+from edbl.config import Unfit
 from edbl.data.images import Images, without
 from edbl.data.mixing import Batch, Mixing, unmixed
 from edbl.data.samplers import OldNew, Sampler, Uniform
@@ -21,6 +22,7 @@ from edbl.methods.options import NormStatistics, Options
 from edbl.nets.backbones import Backbone
 from edbl.nets.net import Head, LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
+from edbl.store import check_tensors
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -240,7 +242,15 @@ class Method:
         self.state = without(self.state, number, self.class_axes)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a state from disk that the method cannot go on with, by a `ValueError`; by default any will do."""
+        """Refuse a state from disk that the method cannot go on with, by a `ValueError`: it may come from anywhere."""
+        if (wanted := self.state_like()) is not None:
+            check_tensors(state, wanted)
+            if odd := [name for name, tensor in state.items() if not tensor.isfinite().all()]:
+                raise Unfit(f"tensor '{odd[0]}' is not finite")
+
+    def state_like(self) -> dict[str, Tensor] | None:
+        """Return tensors with names, shapes and types of the state after a task; None lets any state pass."""
+        return None
 
     def scores(self, output: Output) -> Tensor:
         """Return the scores whose largest is the CNN classifier's answer, ``[batch, seen]``."""

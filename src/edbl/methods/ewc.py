@@ -12,7 +12,6 @@ from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
 from edbl.losses import fisher
 from edbl.methods.base import Method
-from edbl.store import check_tensors
 
 FISHER, ANCHOR = "fisher.", "anchor."  # of each parameter, in the state
 
@@ -47,9 +46,9 @@ class EWC(Method):
         springs = [(stiff * (p[: len(then)] - then).square()).sum() for p, then, stiff in held]
         return loss + self.config.weight / 2 * torch.stack(springs).sum() if springs else loss
 
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse what is not a stiffness and an anchor of each parameter: it may come from anywhere."""
-        check_tensors(state, {part + k: p for part in (FISHER, ANCHOR) for k, p in self.net.named_parameters()})
+    def state_like(self) -> dict[str, Tensor]:
+        """Return a stiffness and an anchor of each parameter."""
+        return {part + k: p for part in (FISHER, ANCHOR) for k, p in self.net.named_parameters()}
 
     def end(self, task: Task) -> None:
         """Add what this task needs to what earlier ones did, and hold parameters where they are now."""

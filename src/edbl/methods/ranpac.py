@@ -6,9 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from edbl.config import Unfit
 from edbl.methods.analytic import Analytic
-from edbl.store import check_tensors
 
 PENALTY = "penalty"  # in the state: the one chosen last
 PENALTIES = tuple(10.0**k for k in range(-8, 9))
@@ -35,12 +33,9 @@ class RanPAC(Analytic):
             self.state[PENALTY] = torch.tensor(best_penalty(projected.relu()[order], y[order]), dtype=torch.float64)
         self.add("", projected.relu(), y, float(self.state[PENALTY]))
 
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a penalty that is none, too."""
-        super().check_state({name: tensor for name, tensor in state.items() if name != PENALTY})
-        check_tensors({k: state[k] for k in state if k == PENALTY}, {PENALTY: torch.tensor(0.0, dtype=torch.float64)})
-        if float(state[PENALTY]) not in PENALTIES:
-            raise Unfit(f"tensor '{PENALTY}' is {float(state[PENALTY])}, which is never tried")
+    def state_like(self) -> dict[str, Tensor]:
+        """Return the penalty, too."""
+        return super().state_like() | {PENALTY: torch.tensor(0.0, dtype=torch.float64)}
 
 
 def best_penalty(x: Tensor, y: Tensor) -> float:
