@@ -115,7 +115,7 @@ class Model:
 
     @torch.no_grad()
     def probabilities(self, x: Tensor) -> Tensor:
-        """Return the probability of each class by the net's own classifier, ``[n, classes]``."""
+        """Return the probability of each class by the network's own classifier, ``[n, classes]``."""
         return self._probabilities(self._outputs(x))
 
     @torch.no_grad()
