@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/edbl demo
 
 test: check
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2
 	@$(BROWSER) || echo 'Left out: tests/test_page.py, for there is no chromium with chromedriver. As root, make browser installs them.'
 
 browser:  # what tests/test_page.py drives; where it is missing this needs Debian and root
