@@ -284,9 +284,7 @@ def test_steps_that_cannot_be_captured_are_made_one_by_one(tmp_path: Path) -> No
     assert ends[0].losses == ends[1].losses
     for ours, theirs in zip(confusions(ends[0]), confusions(ends[1]), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert (
-        torch.rand(4, device=GPU).isfinite().all()
-    )  # the generator that the graph was to replay is no longer captured
+    assert torch.rand(4, device=GPU).isfinite().all()  # which once refused after a failed capture
 
 
 class Draws(find_method("rkd")):  # type: ignore[misc]

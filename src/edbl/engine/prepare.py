@@ -224,8 +224,7 @@ def with_objects(
 ) -> tuple[Recipe, Dataset | None]:
     """Return the recipe of a run that is given objects, with names for them, and the data."""
     if method is not None:
-        name = given_method(method)
-        recipe = Recipe.of(recipe.values(), {"method": name}, complete=name == recipe.method)
+        recipe = Recipe.of({**recipe.values(), "method": given_method(method)})
     if backbone is not None:
         kind = backbone if inspect.isroutine(backbone) or inspect.isclass(backbone) else type(backbone)
         name = users.give(users.BACKBONE, kind.__name__, backbone)
