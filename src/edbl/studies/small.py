@@ -4,7 +4,7 @@ What is run, why, and what will count as an answer was written before the first 
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from edbl.errors import EdblError, command, unknown
@@ -207,6 +207,11 @@ def others(rates: Mapping[str, float]) -> Table:
     rows += [_row(system, CANDIDATES[0]) for system in ANALYTIC]
     rows.append(_row("acil", CANDIDATES[0], "DS-AL", "ds-al", {"options.compensation": 0.6}))
     return Table("others", "Other systems", (five, half), tuple(rows))
+
+
+def beside(table: Table) -> Table:
+    """Return a table with EDBL and a rival, which have runs on all streams of Tables 1 and 2, below its rows."""
+    return replace(table, rows=(*table.rows, *(_row(system, RATES[system]) for system in ("edbl", "icarl"))))
 
 
 def tables(rates: Mapping[str, float]) -> tuple[Table, ...]:
