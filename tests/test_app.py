@@ -1270,14 +1270,14 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu", *short)
-    assert 200 < learning.total <= 573  # 130 of them for the page, 20 for where photos lie
-    assert len(learning.files) <= 61
+    assert 200 < learning.total <= 417
+    assert len(learning.files) <= 60
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
-    assert 50 < predicting.total <= 126
-    assert len(predicting.files) <= 36
+    assert 50 < predicting.total <= 123
+    assert len(predicting.files) <= 35
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -1287,11 +1287,11 @@ def test_a_closed_form_crosses_fewer(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *FROZEN)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu")
-    assert 100 < learning.total <= 331  # 65 of them for the page, 20 for where photos lie, 20 for suspicious labels
+    assert 100 < learning.total <= 290
     assert len(learning.files) <= 45
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
-    assert 30 < predicting.total <= 69
-    assert len(predicting.files) <= 28
+    assert 30 < predicting.total <= 67
+    assert len(predicting.files) <= 27

@@ -205,18 +205,19 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
-def below(folder: Path, but: str = "") -> Iterator[os.DirEntry[str]]:
-    """Yield what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``.
+def below(folder: Path, but: str = "") -> list[os.DirEntry[str]]:
+    """Return what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``.
 
     Folders that are called as ``but`` says are left out: neither read nor written.
     """
-    places = [(os.fspath(folder), 1)]
+    places, found = [(os.fspath(folder), 1)], []
     for place, depth in places:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:  # some may be removed
             for entry in entries:
-                yield entry
+                found.append(entry)
                 if depth < DEEPEST and entry.name != but and entry.is_dir(follow_symlinks=False):
                     places.append((entry.path, depth + 1))
+    return found
 
 
 def found_below(folder: Path, name: str) -> list[Path]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edbl.app import bundle as disk
 from edbl.app import photos
-from edbl.app.begin import had, now
+from edbl.app.begin import now
 from edbl.app.description import Bundle, Event, Kind, Known, Score
 from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
@@ -80,7 +80,7 @@ def _stays(found: Bundle) -> EdblError:
 def _forget_known(
     folder: Path, found: Bundle, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]
 ) -> Exact:
-    owners = {digest: known for known in found.classes for digest in had(known)}
+    owners = found.photos
     if strange := [file for file, digest in digests.items() if digest not in owners]:
         raise EdblError(f"{folder} has not learnt from {first(strange)}")
     gone: dict[str, list[str]] = {}

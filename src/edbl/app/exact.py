@@ -79,13 +79,11 @@ class Exact:
     @classmethod
     def new(cls, settings: Settings, width: int) -> Self:
         """Return a model without classes."""
-        method = find_method(settings.method)
-        assert issubclass(method, ClosedForm)
-        vectors = partial(rooted, unit=bool(settings.given.get(UNIT, True)))
+        form, vectors = _form(settings)
         if settings.keep == "nothing":
-            return cls([], Pooled.none(width), method.form, vectors)
-        none = Kept.none(width, torch.device("cpu"), vectors, method.form.balanced, ids=2)
-        return cls([], none, method.form, vectors)
+            return cls([], Pooled.none(width), form, vectors)
+        none = Kept.none(width, torch.device("cpu"), vectors, form.balanced, ids=2)
+        return cls([], none, form, vectors)
 
     @classmethod
     def of(cls, folder: Path, contents: Contents) -> Self:
@@ -310,14 +308,21 @@ def drop_stale(folder: Path, bundle: Bundle) -> int:
 
 def answers(contents: Contents) -> Answers:
     """Return what a model on disk answers by."""
-    form = Exact.new(contents.bundle.settings, 1)
+    form, vectors = _form(contents.bundle.settings)
     weight, bias, *sure = (contents.tensors[name] for name in TENSORS)
     number, width = len(contents.bundle.classes), weight.shape[-1]
     wanted = [(number, width), (number,), (number, width), (2,), (2,), (sure[3].numel(),)]
     if [tuple(one.shape) for one in (weight, bias, *sure)] != wanted:
         raise ValueError("its tensors are of other shapes")
     every = [one.double() for one in (weight, bias, *sure)]
-    return Answers(every[0], every[1], Sure(*every[2:]), form.form.confidence, form.vectors)
+    return Answers(every[0], every[1], Sure(*every[2:]), form.confidence, vectors)
+
+
+def _form(settings: Settings) -> tuple[type[Form], Callable[[Tensor], Tensor]]:
+    """Return the closed form of a model, and what makes vectors of features for it."""
+    method = find_method(settings.method)
+    assert issubclass(method, ClosedForm)
+    return method.form, partial(rooted, unit=bool(settings.given.get(UNIT, True)))
 
 
 def _sized(blank: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:

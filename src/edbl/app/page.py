@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from edbl.app.description import EXEMPLARS, VALIDATION, Bundle
 from edbl.app.exact import Exact
 from edbl.app.honest import Left, Suspect
 from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.model import Model as Learnt
 from edbl.app.opening import held_out, load, open_model
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -33,20 +35,31 @@ NEEDS = (
 Pictures = Mapping[str, Pixels]  # photos at hand, by digest
 
 
+class Held(NamedTuple):
+    """Photos that were held out, as a model takes that has just learnt, and their classes."""
+
+    model: Learnt
+    x: Tensor
+    labels: Sequence[str]
+
+
 def write(
     folder: Path,
     bundle: Bundle,
-    left: Left | None = None,
+    known: Left | Held | None = None,
     pictures: Pictures | None = None,
     place: Path | None = None,
 ) -> Path:
-    """Write the page of a model and return its place. What was ``left`` out as it was solved saves solving it again."""
+    """Write the page of a model and return its place. What is ``known`` of it saves reading and solving it again."""
     pictures = dict(pictures or {})
     for kind in (EXEMPLARS, VALIDATION):
-        if bundle.files(kind):
+        if any(file.removesuffix(".png") not in pictures for file in bundle.files(kind)):
             images = disk.load(folder, [kind], bundle=bundle).images
             pictures |= {file.removesuffix(".png"): pixels for file, pixels in images.items()}
-    made = _closed(folder, bundle, left, pictures) if bundle.settings.keep else _trained(folder, bundle, pictures)
+    if bundle.settings.keep:
+        made = _closed(folder, bundle, known if isinstance(known, Left) else None, pictures)
+    else:
+        made = _trained(folder, bundle, known if isinstance(known, Held) else _held(folder, bundle), pictures)
     place = place or folder / disk.PAGE
     store.write_output(place, html(made).encode())
     return place
@@ -85,15 +98,19 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
     return _made(folder, bundle, asked, how, odd, more, unknown)
 
 
-def _trained(folder: Path, bundle: Bundle, pictures: Pictures) -> Model:
-    """Return what there is to say of a model whose classifier is trained."""
+def _held(folder: Path, bundle: Bundle) -> Held:
+    """Return the photos that were held out from a model, and the model, as they are on disk."""
     contents, model = open_model(folder, bundle=bundle)
-    x, labels = held_out(trained_on(bundle.settings), contents)
-    if not len(x):
+    return Held(model, *held_out(trained_on(bundle.settings), contents))
+
+
+def _trained(folder: Path, bundle: Bundle, held: Held, pictures: Pictures) -> Model:
+    """Return what there is to say of a model whose classifier is trained."""
+    if not len(held.x):
         return _made(folder, bundle, [], "No photo was held out.")
-    cnn, near = model.readouts(x)
+    cnn, near = held.model.readouts(held.x)
     scores = cnn if bundle.readout == "cnn" else near
-    y = torch.tensor([bundle.names.index(name) for name in labels])
+    y = torch.tensor([bundle.names.index(name) for name in held.labels])
     digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
     return _made(folder, bundle, _asked(folder, bundle, scores, y, digests, pictures), HELD_OUT)
 

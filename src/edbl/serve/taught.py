@@ -15,7 +15,6 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import edit, honest, joining, page, versions
 from edbl.app.at_once import AtOnce, Given, Learnt
-from edbl.app.begin import had
 from edbl.app.description import Settings
 from edbl.app.export import export_folder
 from edbl.app.inputs import Frozen, inputs_of, trained_on
@@ -178,7 +177,7 @@ class Taught(Learning):
             return self.teach([(one, label) for one, _, label in there if one], True, True) | {
                 "errors": [{"file": id, "error": GONE} for one, id, _ in there if one is None]
             }
-        owned = {digest for known in disk.settle(self.folder).classes for digest in had(known)}
+        owned = disk.settle(self.folder).photos
         lost = [(Given(id, label, id), GONE) for one, id, label in there if one is None and id not in owned]
         held = [one for one, _, _ in there if one]
         inputs = inputs_of(self.settings)
@@ -202,8 +201,7 @@ class Taught(Learning):
             raise Refused(413, f"at most {self.limits.staged:,} photos wait for an update; start one")
         owners: dict[str, str] = {}
         if disk.exists(self.folder):
-            for known in disk.settle(self.folder).classes:
-                owners |= dict.fromkeys(had(known), known.name)
+            owners = {digest: known.name for digest, known in disk.settle(self.folder).photos.items()}
         new, errors, known_already = [], [], 0
         for one, shown in photos:
             owner = owners.get(one.id, one.label)
@@ -261,7 +259,7 @@ class Taught(Learning):
 
     def _drop_known(self) -> None:
         """Drop staged photos that were learnt before the server was killed."""
-        learnt = {(digest, known.name) for known in disk.settle(self.folder).classes for digest in had(known)}
+        learnt = {(digest, known.name) for digest, known in disk.settle(self.folder).photos.items()}
         if done := [one.id for one in self._staged.waiting().values() if (one.id, one.label) in learnt]:
             self._staged.drop(done)
 
@@ -279,7 +277,7 @@ class Taught(Learning):
 
     def forget(self, classes: Sequence[str]) -> None:
         """Forget classes; nothing of their photos stays in memory either."""
-        gone = {digest for known in disk.settle(self.folder).classes if known.name in classes for digest in had(known)}
+        gone = {digest for digest, known in disk.settle(self.folder).photos.items() if known.name in classes}
         edit.forget(self.folder, classes, str(self.device))
         self.held.drop(gone)
         self._at_once.drop()
@@ -306,7 +304,7 @@ class Taught(Learning):
         if of is not None and (now := self.info()["version"]) != of:
             raise Refused(409, f"the model is at version {now}, not {of}; nothing was undone")
         now = versions.undo(self.folder, to)
-        self.held.mark({digest for known in now.classes for digest in had(known)})
+        self.held.mark(set(now.photos))
 
     def prune(self) -> int:
         """Remove all other versions."""
