@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import description, photos, settings, show
 from edbl.app.description import EXEMPLARS, VALIDATION, Event, Known, Score
-from edbl.app.inputs import PACES, trained_on
+from edbl.app.inputs import trained_on
 from edbl.app.learn import HELD_KEPT, increment
 from edbl.app.measuring import FACTOR, factor_of, measure
 from edbl.app.opening import held_out, open_model
@@ -36,6 +36,7 @@ from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.nets import pretrained
+from edbl.presets import PACES
 from edbl.store import lock
 from tests.conftest import Cli, Finished
 from tests.crossings import Crossings

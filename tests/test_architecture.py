@@ -104,6 +104,7 @@ LAYERS = {
         "methods",
         "metrics",
         "nets",
+        "presets",
         "recipe",
         "report",
         "schedule",

@@ -9,7 +9,7 @@ publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from edbl.config import flatten, toml_value
 from edbl.rule import RULED
@@ -17,6 +17,14 @@ from edbl.schedule import Schedule
 
 BY_RULE = "by_rule"
 MOST = "most_epochs"  # not a setting: further phases of a method have at most so many epochs
+
+
+class Pace(NamedTuple):
+    """How long a network learns an update."""
+
+    least: int  # epochs
+    most: int  # epochs, for the sake of `steps`
+    steps: int  # updates that an increment of few images should come to
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,13 @@ CALIBRATED: Mapping[str, object] = {
 BALANCED = Schedule(40, 0.01, (12, 24, 32), shape="cosine")
 FEW_IMAGES: Mapping[str, object] = {"schedule.epochs": 30, MOST: 20, "optim.batch": 32, "options.min_old": 8}
 OF_RUNS = ("default", "tuned", "paper", "quick")  # others are of models, which may learn known classes again
-PHOTOS = ("photos-frozen", "photos-tuned", "photos-scratch")
+PACES = {  # by preset
+    "photos-frozen": Pace(15, 100, 300),
+    "photos-tuned": Pace(10, 60, 300),
+    "photos-scratch": Pace(15, 60, 1000),
+}
+PHOTOS = tuple(PACES)
+UNIT_RATE = 6.0  # learning rate for features of length 1
 ON_CIFAR: Mapping[str, object] = {"preset": "tuned", "data": CIFAR}
 CIFAR_10_IN_2: Mapping[str, object] = {
     "preset": "tuned",
@@ -132,7 +146,7 @@ ROWS = (
     ),
     Row(
         "for features of length 1",
-        {"schedule.lr": 6.0, "options.balance.lr": 2.0, "optim.batch": 64, "options.max_rounds": 8},
+        {"schedule.lr": UNIT_RATE, "options.balance.lr": 2.0, "optim.batch": 64, "options.max_rounds": 8},
         {"preset": "photos-frozen"},
     ),
     Row(

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import edbl
-from edbl import config, store, users
+from edbl import config, presets, store, users
 from edbl.app.model import Model
 from edbl.app.samples import Array, Pictures, Vectors
 from edbl.engine import environment
@@ -34,7 +34,6 @@ NAME, FORMAT = "estimator", 1  # of a saved estimator
 MANY = 10_000  # samples of one call from which batches are of 128, not of 32
 SMALL = 16  # pixels: side of images up to which the net is `small`
 GIVEN = "given"  # the backbone of vectors that are features already
-UNIT_RATE = 6.0  # learning rate for features of length 1, as models of photos have it
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
@@ -311,7 +310,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # The gradient of a linear layer grows with the square of its input's length.
         own = usual.schedule.lr
         if backbone == GIVEN:
-            own = UNIT_RATE / max(float(samples.square().sum(1).mean()), 1e-6)
+            own = presets.UNIT_RATE / max(float(samples.square().sum(1).mean()), 1e-6)
         rate = self._value("learning_rate", "schedule.lr", own)
         further = {f"options.{f.name}.": getattr(usual.options, f.name) for f in fields(cast(Any, usual.options))}
         for prefix, schedule in {"schedule.": usual.schedule, **further}.items():

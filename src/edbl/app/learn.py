@@ -19,7 +19,7 @@ from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
-from edbl.app.measuring import Told, factor_of, judged, measure
+from edbl.app.measuring import Held, Told, factor_of, judged, measure
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.photos import Photo
@@ -202,7 +202,7 @@ class Increment(ABC):
 
     train: Tensor  # images to learn from and
     held: Tensor  # to measure with, as the model takes them
-    told: Left | page.Held | None = None  # what the page of the new model has of photos that it had not learnt
+    told: Left | Held | None = None  # what the page of the new model has of photos that it had not learnt
     yes: bool = False  # whether to learn photos that look mislabelled
 
     def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device, over: int) -> None:
@@ -368,7 +368,7 @@ class Training(Increment):
         tensors = self.trained_on.tensors(model, made, held) | judged(model.names, told)
         learnt = Contents(made, tensors, self._images(model, made))
         model.factor = factor_of(tensors)
-        self.told = page.Held(model, *held_out(self.trained_on, learnt))
+        self.told = Held(model, *held_out(self.trained_on, learnt))
         return learnt
 
     def _train(self, model: Model, names: Sequence[str], progress: Progress, *, new: bool, first: bool) -> None:

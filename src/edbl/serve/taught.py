@@ -15,10 +15,11 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import edit, honest, joining, page, versions
 from edbl.app.at_once import AtOnce, Given, Learnt
-from edbl.app.description import Settings
+from edbl.app.description import Bundle, Settings
 from edbl.app.export import export_folder
-from edbl.app.inputs import Frozen, inputs_of, trained_on
-from edbl.app.opening import held_out, open_model
+from edbl.app.honest import Left
+from edbl.app.inputs import Frozen, inputs_of
+from edbl.app.measuring import Held
 from edbl.app.photos import Photo
 from edbl.app.predict import UNKNOWN, Predictor
 from edbl.app.settings import Request, choose
@@ -85,7 +86,7 @@ class Taught(Learning):
     @property
     def learns(self) -> str:  # type: ignore[override]
         """How it learns."""
-        return "at once" if self.settings.keep else "by updates"
+        return inputs_of(self.settings).learns
 
     @property
     def image_size(self) -> int:
@@ -108,28 +109,26 @@ class Taught(Learning):
     def ask(self, shown: Sequence[Shown]) -> Sequence[Shown]:
         """Ask the model of now: of each photo the features are computed once."""
         predictor = self._predictor()
-        settings = predictor.settings if predictor else self.settings
-        inputs = inputs_of(settings)
-        if isinstance(inputs, Frozen):
-            self._compute(inputs, [one for one in shown if one.features is None])
+        x = self._taken(shown, predictor.settings if predictor else self.settings)
         if predictor is None:
             for one in shown:
                 one.said = Said(0, [], [], 0.0, _never)
             return shown
-        x = self._features(shown) if isinstance(inputs, Frozen) else _pixels(shown)
         probabilities, sure = predictor.answer(x)
         least = lru_cache(16)(lambda rate: threshold(predictor.judged, rate))
         for one, row, value in zip(shown, probabilities.numpy(), sure.tolist(), strict=True):
             one.said = Said(predictor.version, predictor.names, row, value, least, UNKNOWN)
         return shown
 
-    def _compute(self, inputs: Frozen, shown: Sequence[Shown]) -> None:
-        if shown:
+    def _taken(self, shown: Sequence[Shown], settings: Settings) -> Tensor:
+        """Return photos as the model takes them; features of a frozen backbone are computed once of each."""
+        inputs = inputs_of(settings)
+        if not isinstance(inputs, Frozen):
+            return inputs.asked(_pixels(shown), self.device)
+        if new := [one for one in shown if one.features is None]:
             inputs.check()
-            for one, features in zip(shown, inputs.asked(_pixels(shown), self.device), strict=True):
+            for one, features in zip(new, inputs.asked(_pixels(new), self.device), strict=True):
                 one.features = features
-
-    def _features(self, shown: Sequence[Shown]) -> Tensor:
         return torch.stack([one.features for one in shown])
 
     def _predictor(self) -> Predictor | None:
@@ -158,11 +157,11 @@ class Taught(Learning):
         """Learn at once, or stage for an update."""
         if self.learns == "by updates":
             return self._stage([(Waiting(one.id, label, one.file, relabel), one) for one, label in photos])
-        inputs = inputs_of(self.settings)
-        assert isinstance(inputs, Frozen)
-        self._compute(inputs, [one for one, _ in photos if one.features is None])
-        pixels = self.settings.keep == "photos"
-        given = [Given(s.id, label, s.file, s.features[0], s.pixels if pixels else None) for s, label in photos]
+        features, pixels = self._taken([one for one, _ in photos], self.settings), self.settings.keep == "photos"
+        given = [
+            Given(s.id, label, s.file, x[0], s.pixels if pixels else None)
+            for (s, label), x in zip(photos, features, strict=True)
+        ]
         done = self._at_once.teach(given, self.settings, yes, relabel)
         if not done.doubts:
             refused = {one.digest for one, _ in done.refused}
@@ -180,9 +179,8 @@ class Taught(Learning):
         owned = disk.settle(self.folder).photos
         lost = [(Given(id, label, id), GONE) for one, id, label in there if one is None and id not in owned]
         held = [one for one, _, _ in there if one]
-        inputs = inputs_of(self.settings)
-        assert isinstance(inputs, Frozen)
-        self._compute(inputs, [one for one in held if one.features is None])
+        if held:
+            self._taken(held, self.settings)
         pixels = self.settings.keep == "photos"
         given = [
             Given(id, label, one.file if one else id, one.features[0] if one else None,
@@ -290,10 +288,7 @@ class Taught(Learning):
             shown = [one for one in held if one is not None]
             if len(shown) < len(held):
                 raise EdblError("the model keeps no features of a photo that is to be forgotten; send the photo")
-            inputs = inputs_of(self.settings)
-            assert isinstance(inputs, Frozen)
-            self._compute(inputs, [one for one in shown if one.features is None])
-            return self._features(shown)[:, 0]
+            return self._taken(shown, self.settings)[:, 0]
 
         edit.forget_known(self.folder, {id: id for id in ids}, features)
         self.held.drop(ids)
@@ -321,20 +316,10 @@ class Taught(Learning):
         if not disk.exists(self.folder):
             return []
         bundle = disk.settle(self.folder)
-        names = bundle.names
-        if bundle.settings.keep:
-            left = self._at_once.solved().left
-            if left is None:
-                return []
-            scores, y, digests = left.told.scores.softmax(1), left.y, left.told.digests
-        else:
-            contents, model = open_model(self.folder, str(self.device), bundle)
-            x, labels = held_out(trained_on(bundle.settings), contents)
-            if not len(x):
-                return []
-            scores = model.readouts(x)[bundle.readout == "nme"]
-            y = torch.tensor([names.index(name) for name in labels])
-            digests = [file.removesuffix(".png") for file in bundle.files("validation")]
+        names, known = bundle.names, self._not_learnt(bundle)
+        if known is None:
+            return []
+        scores, y, digests = known.asked(bundle)
         values, answers = scores.max(1)
         wrong = (answers != y).nonzero().squeeze(1)
         order = wrong[values[wrong].argsort(descending=True)].tolist()
@@ -344,6 +329,12 @@ class Taught(Learning):
              "probability": round(float(values[row]), 6), "thumbnail": self._pictured(digests[row], there)}
             for row in order
         ]  # fmt: skip
+
+    def _not_learnt(self, bundle: Bundle) -> Left | Held | None:
+        """Return the photos that the model can be asked about as if it had not learnt them."""
+        if self.learns == "at once":
+            return self._at_once.solved().left
+        return page.not_learnt(self.folder, bundle, str(self.device))
 
     def suspicious(self) -> list[Values]:
         """Return photos whose class may be wrong."""
@@ -368,8 +359,7 @@ class Taught(Learning):
         bundle = disk.settle(self.folder)
         place = self.folder / disk.PAGE
         if not place.is_file():
-            left = self._at_once.solved().left if bundle.settings.keep else None
-            page.write(self.folder, bundle, left)
+            page.write(self.folder, bundle, self._not_learnt(bundle))
         return place.read_bytes()
 
     def photo(self, id: str) -> bytes | None:
