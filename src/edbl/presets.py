@@ -53,8 +53,12 @@ class Row:
 
     def suits(self, facts: Facts) -> bool:
         """Tell whether the row is for these facts."""
-        fits = all(getattr(facts, k) in (v if isinstance(v, tuple) else (v,)) for k, v in self.when.items())
+        fits = all(_is_among(getattr(facts, k), v) for k, v in self.when.items())
         return fits and (self.exemplars_below is None or facts.exemplars < self.exemplars_below)
+
+
+def _is_among(value: object, wanted: object) -> bool:
+    return value in (wanted if isinstance(wanted, tuple) else (wanted,))
 
 
 def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
@@ -62,6 +66,10 @@ def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
 
 
 CIFAR = ("cifar10", "cifar100")
+IMAGENET = ("imagenet100", "imagenet")
+CIFAR_100_BLOCKS = tuple(f"cifar100-block{number}" for number in range(5))
+CIFAR_10_PARTS = tuple(f"cifar10-part{number}" for number in range(3))
+FOLDER, OTHER = "folder", "other"  # data that are none of ours
 TABLE_6 = (  # data set, protocol, tasks, gamma, alpha
     ("cifar10", "base0", 2, 10.0, 1e-6),
     ("cifar10", "base0", 5, 100.0, 5e-6),
@@ -105,7 +113,21 @@ CIFAR_10_IN_2: Mapping[str, object] = {
     "tasks": 2,
 }
 
+# A data set has the built-in network, exemplars and number of tasks unless a row says so.
+USUAL = (
+    Row("usual for the data", {"memory": "total=200"}, {"data": ("cifar10", "fashion-mnist")}),
+    Row("usual for the data", {"net.backbone": "resnet18", "memory": "per_class=20"}, {"data": "tiny-imagenet"}),
+    Row("usual for the data", {"net.backbone": "resnet18-large", "stream.tasks": 10}, {"data": IMAGENET}),
+    Row("usual for the data", {"memory": "total=20000"}, {"data": "imagenet"}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=50"}, {"data": "digits"}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=400"}, {"data": CIFAR_100_BLOCKS}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=100"}, {"data": CIFAR_10_PARTS}),
+    Row("usual for the data", {"memory": "per_class=20"}, {"data": (FOLDER, OTHER)}),
+    Row("usual for the data", {"stream.tasks": 2}, {"data": FOLDER}),
+)
+
 ROWS = (
+    *USUAL,
     Row("usual", {"options.gamma": 100.0, "options.alpha": 5e-6}),
     *(
         Row("Table 6", {"options.gamma": gamma, "options.alpha": alpha}, {"data": d, "protocol": p, "tasks": n})
@@ -216,6 +238,12 @@ ROWS = (
         {**ON_CIFAR, "protocol": "base-half"},
     ),
 )
+
+
+def usual(data: str) -> dict[str, object]:
+    """Return the network, exemplars and number of tasks that are usual for data, but for built-in ones."""
+    found = (row.values for row in USUAL if _is_among(data, row.when["data"]))
+    return {key: value for values in found for key, value in values.items()}
 
 
 def rows(facts: Facts, paper: Mapping[str, object]) -> Iterator[Row]:

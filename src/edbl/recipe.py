@@ -183,9 +183,11 @@ class Recipe(CommonOfRuns, Training):
     @classmethod
     def facts(cls, found: Origins, given: Values) -> presets.Facts:
         """Return what presets ask for."""
-        values: dict[str, Any] = {k: v for k, (v, _) in found.items()} | dict(given)
-        data = values["data.name"]
-        classes = datasets.DATASETS[data].classes if data in datasets.DATASETS else 1  # of a folder: not known yet
+        name = str(given.get("data.name", found["data.name"][0]))
+        classes, data = 1, presets.FOLDER if datasets.is_folder(name) else presets.OTHER  # of which is not known yet
+        if name in datasets.DATASETS:
+            classes, data = datasets.DATASETS[name].classes, name
+        values: dict[str, Any] = {k: v for k, (v, _) in found.items()} | presets.usual(data) | dict(given)
         return replace(
             super().facts(found, given),
             data=data,
