@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-import safetensors.torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -373,15 +372,14 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state = dict(super().__getstate__())
         if "_learnt" in state:
             saved, tensors = self._learnt.pack()
-            flat = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-            state["_learnt"] = saved, safetensors.torch.save(flat)
+            state["_learnt"] = saved, store.bytes_of(tensors)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_learnt" in state:
             saved, data = state["_learnt"]
-            self._learnt = _Learnt.unpack(saved, safetensors.torch.load(data), {})
+            self._learnt = _Learnt.unpack(saved, store.tensors_in(data), {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and all that was learnt to a folder, for `load`. A RandomState is not written."""
