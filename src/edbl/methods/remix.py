@@ -6,6 +6,7 @@ from edbl.config import Search, option
 from edbl.data.mixing import Ratio, RebalancedMixup
 from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method
+from edbl.methods.options import Options
 
 
 class Remix(Method):
@@ -23,7 +24,7 @@ class Remix(Method):
     streams = KINDS
 
     @dataclass(frozen=True)
-    class Config(Method.Config):
+    class Config(Options):
         """Settings."""
 
         beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3, search=Search(0.1, 4, log=True))
