@@ -36,9 +36,10 @@ class Held(NamedTuple):
     def asked(self, bundle: Bundle) -> Asked:
         """Return what the model says of them."""
         digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
-        y = torch.tensor([bundle.names.index(name) for name in self.labels], dtype=torch.int64)
         if not digests:
-            return Asked(torch.zeros(0, len(bundle.names)), y, digests)
+            return Asked(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), digests)
+        names = bundle.names
+        y = torch.tensor([names.index(name) for name in self.labels])
         return Asked(self.model.readouts(self.x)[bundle.readout == "nme"], y, digests)
 
 

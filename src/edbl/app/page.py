@@ -77,7 +77,7 @@ def _page(folder: Path, bundle: Bundle, known: Left | Held | None, pictures: Pic
     told = known.asked(bundle)
     if isinstance(known, Left):
         return _of_left(folder, bundle, known, told, pictures)
-    asked = _asked(folder, bundle, told, pictures)
+    asked = _asked(folder, bundle, told, pictures) if told.digests else []
     return _made(folder, bundle, asked, HELD_OUT if asked else "No photo was held out.")
 
 
