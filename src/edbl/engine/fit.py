@@ -108,9 +108,8 @@ class Loop:
             before = _structure(net)
             phase.finish()
             if _structure(net) != before:  # a run that was killed after it could not load the net
-                raise EdblError(
-                    f"`finish` of phase '{phase.name}' changes the structure of the network; do that in `end`"
-                )
+                what = f"`finish` of phase '{phase.name}' changes the structure of the network"
+                raise EdblError(f"{what}; do that in `end`")
 
     def _epoch(self, phase: Phase, step: "Step", epoch: int, rate: float) -> dict[str, float]:
         """Make the steps of an epoch, and return the means of their loss and of what it logged, by name."""
@@ -126,10 +125,8 @@ class Loop:
         losses, *logs = torch.stack([step.losses, *step.logs.values()]).cpu()
         if not losses.isfinite().all():
             at = int((~losses.isfinite()).nonzero()[0])
-            raise Diverged(
-                f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
-                f" {ADVICE}"
-            )
+            where = f"{phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)}"
+            raise Diverged(f"the loss became {losses[at]:f} in {where}; {ADVICE}")
         # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
         if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
             raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
