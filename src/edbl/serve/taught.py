@@ -123,6 +123,8 @@ class Taught(Learning):
     def _taken(self, shown: Sequence[Shown], settings: Settings) -> Tensor:
         """Return photos as the model takes them; features of a frozen backbone are computed once of each."""
         inputs = inputs_of(settings)
+        if not shown:
+            return torch.empty(0)
         if not isinstance(inputs, Frozen):
             return inputs.asked(_pixels(shown), self.device)
         if new := [one for one in shown if one.features is None]:
@@ -179,8 +181,7 @@ class Taught(Learning):
         owned = disk.settle(self.folder).photos
         lost = [(Given(id, label, id), GONE) for one, id, label in there if one is None and id not in owned]
         held = [one for one, _, _ in there if one]
-        if held:
-            self._taken(held, self.settings)
+        self._taken(held, self.settings)
         pixels = self.settings.keep == "photos"
         given = [
             Given(id, label, one.file if one else id, one.features[0] if one else None,
