@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from edbl.app import bundle as store
 from edbl.app import description, photos, settings, show
 from edbl.app.description import EXEMPLARS, VALIDATION, Event, Known, Score
-from edbl.app.inputs import PACES, trained_on
+from edbl.app.inputs import trained_on
 from edbl.app.learn import HELD_KEPT, increment
 from edbl.app.measuring import FACTOR, factor_of, measure
 from edbl.app.opening import held_out, open_model
@@ -36,6 +36,7 @@ from edbl.app.settings import Request
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.nets import pretrained
+from edbl.presets import PACES
 from edbl.store import lock
 from tests.conftest import Cli, Finished
 from tests.crossings import Crossings
@@ -1270,14 +1271,14 @@ def test_commands_cross_few_files(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *QUICK, *short)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu", *short)
-    assert 200 < learning.total <= 573  # 130 of them for the page, 20 for where photos lie
-    assert len(learning.files) <= 61
+    assert 200 < learning.total <= 419
+    assert len(learning.files) <= 60
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
-    assert 50 < predicting.total <= 126
-    assert len(predicting.files) <= 36
+    assert 50 < predicting.total <= 123
+    assert len(predicting.files) <= 35
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -1287,11 +1288,11 @@ def test_a_closed_form_crosses_fewer(cli: Cli, tmp_path: Path) -> None:
     learn(cli, model, first, *FROZEN)  # untraced, as it loads all modules
     with Crossings() as learning:
         learn(cli, model, second, "--device", "cpu")
-    assert 100 < learning.total <= 331  # 65 of them for the page, 20 for where photos lie, 20 for suspicious labels
+    assert 100 < learning.total <= 292
     assert len(learning.files) <= 45
     asked = ["predict", model, next(first.rglob("*.png")), "--device", "cpu"]
     assert cli(*asked).code == 0
     with Crossings() as predicting:
         assert cli(*asked).code == 0
-    assert 30 < predicting.total <= 69
-    assert len(predicting.files) <= 28
+    assert 30 < predicting.total <= 67
+    assert len(predicting.files) <= 27

@@ -353,7 +353,7 @@ def test_every_record_opens_and_options_that_are_gone_change_nothing() -> None:
 
 
 def test_no_option_is_gone_from_all_methods_and_still_there() -> None:
-    shared = {"options.balance_teacher", "options.margin", "options.temperature"}  # other methods have one, too
+    shared = {f"options.{key}" for key in ("kd_scale", "margin", "ratio_per", "temperature")}  # other methods have one
     assert shared == {key for key in DROPPED if any(key in Recipe.keys(method) for method in methods())}
 
 
@@ -368,9 +368,18 @@ def test_an_option_that_is_gone_may_have_its_last_default_in_a_complete_file_alo
     path.write_text(older.replace("complete = true", "complete = false"), encoding="utf-8")
     with pytest.raises(EdblError, match=r"unknown key 'options\.factor'"):
         Recipe.read(path)
-    other = Recipe.build("eeil", "digits", **{"options.balance_teacher": "old"})  # an option that this method still has
+    other = Recipe.build("gem", "digits", margin=0.7)  # an option that this method still has
     path.write_text(other.toml(), encoding="utf-8")
     assert Recipe.read(path) == other
+    other = Recipe.build("eeil", "digits")  # whose option had another default than that of other methods
+    older = other.toml().replace("[options]\n", '[options]\nbalance_teacher = "train"\nkd_scale = "none"\n')
+    path.write_text(older, encoding="utf-8")
+    assert Recipe.read(path) == other
+    path.write_text(older.replace('"train"', '"old"'), encoding="utf-8")
+    with pytest.raises(
+        EdblError, match=r'options.balance_teacher = "old" is no longer to be had, only what was "train"'
+    ):
+        Recipe.read(path)
 
 
 def test_a_complete_file_takes_nothing_from_a_preset_that_learnt_more(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from PIL import Image
 from safetensors import SafetensorError
 from sklearn.datasets import load_digits
 
+from edbl import presets
 from edbl.data import blocks, datasets, tiny
 from edbl.data.datasets import DATASETS, FOLDER_DEFAULTS, load
 from edbl.data.download import Remote
 from edbl.data.stream import class_order
 from edbl.errors import EdblError
 
-KEYS = {"data.augment", "data.pad", "data.mean", "data.std", "net.backbone", "memory", "stream.tasks"}
+KEYS = {"data.augment", "data.pad", "data.mean", "data.std"}
 RNG = np.random.default_rng(0)
 
 
@@ -50,6 +51,12 @@ def test_defaults_have_the_same_keys(name: str) -> None:
     assert isinstance(std, tuple)
     assert len(mean) == len(std) in (1, 3)
     assert all(0 < value < 1 for value in (*mean, *std))
+
+
+def test_presets_know_the_data_sets() -> None:
+    wanted = [row.when["data"] for row in presets.USUAL]
+    named = {name for names in wanted for name in (names if isinstance(names, tuple) else (names,))}
+    assert named == DATASETS.keys() - {"cifar100"} | {presets.FOLDER, presets.OTHER}  # but for what is built in
 
 
 def test_registry() -> None:

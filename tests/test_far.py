@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edbl import EdblError, Recipe, resume, run
 from edbl.data import far as module
-from edbl.data.far import Far, Held, OnDisk, as_tensor, cat, far, near, placed
+from edbl.data.far import Far, Held, OnDisk, as_tensor, far, near, placed
 from edbl.data.images import Images
 from edbl.engine.callbacks import Callback, Stop, TaskEnd
 from tests.test_contract import last_state
@@ -33,7 +33,7 @@ def test_it_stands_for_a_tensor(tmp_path: Path) -> None:
     x, exemplars = pixels(20), pixels(5)
     apart = on_disk(tmp_path / "x", x)
     index = torch.tensor([3, 3, 19, 0])
-    both = cat([exemplars, apart[index], apart[2:4]])
+    both = torch.cat([exemplars, apart[index], apart[2:4]])
     plain = torch.cat([exemplars, x[index], x[2:4]])
     assert (both.shape, both.ndim, both.dtype, len(both)) == (plain.shape, 4, torch.uint8, 11)
     assert torch.equal(near(both), plain)
@@ -45,7 +45,7 @@ def test_it_stands_for_a_tensor(tmp_path: Path) -> None:
     images = Images(both, torch.arange(11))[torch.tensor([9, 1])]
     assert torch.equal(images.here().x, plain[[9, 1]])
     assert images.y.tolist() == [9, 1]
-    assert torch.equal(cat([x, exemplars]), torch.cat([x, exemplars]))
+    assert torch.equal(torch.cat([x, exemplars]), torch.cat([x, exemplars]))
 
 
 @pytest.mark.parametrize("method", ["edbl", "der++", "ewc", "gem", "mnemonics"])

@@ -270,12 +270,18 @@ def test_mistakes_of_earlier_photos_are_shown_where_they_are_still_there(
     assert "data:image/jpeg" not in (model / "report.html").read_text()
 
 
-def test_a_trained_model_has_a_page_of_what_was_held_out(tmp_path: Path, cli: Cli) -> None:
+@pytest.mark.usefixtures("stand_in")
+@pytest.mark.parametrize("options", [SHORT, [*FROZEN, "--method", "icarl", *SHORT[-4:-2]]], ids=["pixels", "features"])
+def test_a_trained_model_has_a_page_of_what_was_held_out(tmp_path: Path, cli: Cli, options: list[str]) -> None:
     model = tmp_path / "model"
-    learn(cli, model, write_digits(tmp_path / "a", {0: 10, 1: 10}), *SHORT)
+    learn(cli, model, write_digits(tmp_path / "a", {0: 10, 1: 10}), *options)
     text = (model / "report.html").read_text()
     assert "Measured with photos that were held out" in text
     assert " of 2 (" in text
+    learn(cli, model, write_digits(tmp_path / "b", {2: 10, 1: 10}, 20))
+    text = (model / "report.html").read_text()
+    assert " of 4 (" in text
+    assert page.write(model, read(model), place=tmp_path / "again.html").read_text() == text
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -13,7 +13,7 @@ from tests.test_methods_unit import after_first_task, images_of, make, task_of
 from tests.vectors import Vector, seeded, softmax
 
 
-def slow_loss(z: Vector, label: int, teacher: Vector, weight: float, t: float, factor: float) -> float:
+def slow_loss(z: Vector, label: int, teacher: Vector, weight: float, t: float) -> float:
     """Return the loss of one image of a new class, number by number."""
     m = len(teacher)
     loss = 0.0
@@ -21,7 +21,7 @@ def slow_loss(z: Vector, label: int, teacher: Vector, weight: float, t: float, f
         loss += -(1.0 if c == label else 0.0) * math.log(softmax(z[m:])[c - m])
     target, own = softmax([v / t for v in teacher]), softmax([v / t for v in z[:m]])
     for c in range(m):
-        loss += weight * factor * -target[c] * math.log(own[c])
+        loss += weight * -target[c] * math.log(own[c])
     return loss
 
 
@@ -54,20 +54,19 @@ def test_new_cross_entropy_number_by_number(m: int, n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "weight", "t", "factor"),
+    ("options", "weight", "t"),
     [
-        ({}, 3.0, 2.0, 1.0),
-        ({"kd_weight": 0.5, "temperature": 3.0}, 0.5, 3.0, 1.0),
-        ({"kd_scale": "t2"}, 3.0, 2.0, 4.0),
+        ({}, 3.0, 2.0),
+        ({"kd_weight": 0.5, "temperature": 3.0}, 0.5, 3.0),
     ],
 )
-def test_loss_number_by_number(options: dict[str, object], weight: float, t: float, factor: float) -> None:
+def test_loss_number_by_number(options: dict[str, object], weight: float, t: float) -> None:
     method = lwf(**options)
     after_first_task(method, [3, 3, 3], [9, 9])
     move(method)
     batch, labels = new_batch(3, 2)
     rows = zip(method.net(batch.x).logits.tolist(), labels, method.teach(batch.x).logits.tolist(), strict=True)
-    expected = [slow_loss(z, label, teacher, weight, t, factor) for z, label, teacher in rows]
+    expected = [slow_loss(z, label, teacher, weight, t) for z, label, teacher in rows]
     torch.testing.assert_close(method.loss(batch), torch.tensor(sum(expected) / len(expected)))
 
 
@@ -140,4 +139,4 @@ def test_preset_paper() -> None:
     assert (recipe.first.optim(recipe.optim).weight_decay, recipe.optim.weight_decay) == (5e-4, 2e-4)
     assert (recipe.optim.batch, recipe.optim.nesterov, recipe.optim.warmup) == (128, False, 0)
     assert recipe.data.brightness == pytest.approx(63 / 255)
-    assert recipe.options == LwF.Config(temperature=2.0, kd_weight=3.0, kd_scale="none")
+    assert recipe.options == LwF.Config(temperature=2.0, kd_weight=3.0)

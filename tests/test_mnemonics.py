@@ -311,7 +311,7 @@ def test_vectors() -> None:
 
 def test_views_are_refused() -> None:
     method = mnemonics("mlp", (6,))
-    method.normalise = Views().normalise
+    method.tools = replace(method.tools, normalise=Views().normalise)
     task = task_of(0, [4, 4], (6,))
     views = Images(task.train.x.unsqueeze(1).expand(-1, 3, -1), task.train.y)
     with pytest.raises(EdblError, match="several views"):

@@ -153,7 +153,7 @@ def a_method(kind: type[Remix], exemplars: list[int], **options: object) -> Remi
 
 
 def test_new_images_and_exemplars_are_drawn_alike_and_counted_as_they_are() -> None:
-    method = a_method(Remix, [3, 2], beta=0.4, ratio_per="sample", kappa=4.0, tau=0.3)
+    method = a_method(Remix, [3, 2], beta=0.4, kappa=4.0, tau=0.3)
     task = a_task(2, [9, 20])
     method.begin(task, seeded(2))
     (phase,) = method.phases(task)
@@ -161,7 +161,7 @@ def test_new_images_and_exemplars_are_drawn_alike_and_counted_as_they_are() -> N
     mixing = phase.draw.mixing
     assert isinstance(mixing, RebalancedMixup)
     assert mixing.counts.tolist() == [3, 2, 9, 20]
-    assert (mixing.ratio, mixing.kappa, mixing.tau) == (Ratio(0.4, "sample"), 4.0, 0.3)
+    assert (mixing.ratio, mixing.kappa, mixing.tau) == (Ratio(0.4, "pass"), 4.0, 0.3)
 
 
 def test_the_first_task_is_mixed_too() -> None:
@@ -199,6 +199,6 @@ def cross_entropy(probabilities: list[list[float]], y: Tensor) -> float:
 
 def test_options_have_nothing_of_distillation() -> None:
     own = {key for key in Recipe.keys("remix") if key.startswith("options.")}
-    assert own == {"options.beta", "options.ratio_per", "options.kappa", "options.tau"}
+    assert own == {"options.beta", "options.kappa", "options.tau"}
     assert Remix.our_reading
     assert not Remix.distils

@@ -15,10 +15,10 @@ import torch
 
 import edbl
 from edbl.app import bundle as disk
-from edbl.app.inputs import PACES
 from edbl.cli import models as commands
 from edbl.nets import engines, pretrained
 from edbl.nets.engines import ENGINES
+from edbl.presets import PACES
 from edbl.serve import api
 from edbl.serve.limits import Limits
 from tests.conftest import Cli
@@ -327,7 +327,7 @@ def test_the_page_of_the_model_and_its_file(call: Caller, tmp_path: Path, monkey
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     short = {key: value._replace(least=2, most=2) for key, value in PACES.items()}
-    monkeypatch.setattr("edbl.app.inputs.PACES", short)
+    monkeypatch.setattr("edbl.presets.PACES", short)
     return tmp_path / "m"
 
 
@@ -365,7 +365,7 @@ def test_a_trained_model_stages_photos_and_an_update_learns_them(trained: Path) 
 
 def test_an_update_is_dropped_or_gone_on_with(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "edbl.app.inputs.PACES", {key: value._replace(least=400, most=400) for key, value in PACES.items()}
+        "edbl.presets.PACES", {key: value._replace(least=400, most=400) for key, value in PACES.items()}
     )
     with served(trained, **TRAINED) as call:
         call.form(f"{M}/teach", *lesson({0: 6, 1: 6}))

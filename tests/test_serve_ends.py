@@ -14,9 +14,9 @@ import pytest
 import edbl
 from edbl.app import bundle as disk
 from edbl.app import learn
-from edbl.app.inputs import PACES
 from edbl.errors import EdblError
 from edbl.nets import pretrained
+from edbl.presets import PACES
 from edbl.serve import client, updates
 from edbl.serve.limits import Limits
 from edbl.serve.run import Server, Wanted
@@ -114,7 +114,7 @@ def test_a_full_disk_changes_nothing(call: Caller) -> None:
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     long = {key: value._replace(least=300, most=300) for key, value in PACES.items()}
-    monkeypatch.setattr("edbl.app.inputs.PACES", long)
+    monkeypatch.setattr("edbl.presets.PACES", long)
     return tmp_path / "m"
 
 

@@ -17,14 +17,14 @@ from tests.test_methods_unit import after_first_task, make, task_of
 from tests.vectors import Vector, same, seeded, softmax
 
 
-def slow_loss(z: Vector, label: int, teacher: Vector, t: float, factor: float, two: bool = False) -> float:
+def slow_loss(z: Vector, label: int, teacher: Vector, t: float, two: bool = False) -> float:
     """Return the loss of one image, number by number; with ``two`` as PyCIL has it."""
     share = len(teacher) / len(z)
     loss = (1.0 if two else 1 - share) * -math.log(softmax(z)[label])
     share = 2.0 if two else share
     for c in range(len(teacher)):
         target, own = softmax([v / t for v in teacher])[c], softmax([v / t for v in z[: len(teacher)]])[c]
-        loss += share * factor * -target * math.log(own)
+        loss += share * -target * math.log(own)
     return loss
 
 
@@ -41,16 +41,15 @@ def wa(**options: object) -> WA:
 
 @pytest.mark.parametrize("exemplars", [[3], [3, 3, 3]])
 @pytest.mark.parametrize(
-    ("options", "t", "factor"),
+    ("options", "t"),
     [
-        ({}, 2.0, 1.0),
-        ({"temperature": 3.0}, 3.0, 1.0),
-        ({"kd_scale": "t2"}, 2.0, 4.0),
-        ({"clip": False}, 2.0, 1.0),
-        ({"weighting": "two"}, 2.0, 1.0),
+        ({}, 2.0),
+        ({"temperature": 3.0}, 3.0),
+        ({"clip": False}, 2.0),
+        ({"weighting": "two"}, 2.0),
     ],
 )
-def test_loss_number_by_number(options: dict[str, object], t: float, factor: float, exemplars: list[int]) -> None:
+def test_loss_number_by_number(options: dict[str, object], t: float, exemplars: list[int]) -> None:
     method = wa(**options)
     after_first_task(method, exemplars, [9, 9])
     head = method.net.head.weight
@@ -62,7 +61,7 @@ def test_loss_number_by_number(options: dict[str, object], t: float, factor: flo
     found = method.loss(batch)
     rows = zip(method.net(batch.x).logits.tolist(), labels, method.teach(batch.x).logits.tolist(), strict=True)
     two = options.get("weighting") == "two"
-    expected = [slow_loss(z, label, teacher, t, factor, two) for z, label, teacher in rows]
+    expected = [slow_loss(z, label, teacher, t, two) for z, label, teacher in rows]
     torch.testing.assert_close(found, torch.tensor(sum(expected) / len(expected)))
 
 
@@ -197,7 +196,7 @@ def test_preset_paper() -> None:
     assert (recipe.first.optim(recipe.optim).weight_decay, recipe.optim.weight_decay) == (5e-4, 2e-4)
     assert (recipe.optim.batch, recipe.optim.nesterov, recipe.optim.warmup) == (128, False, 0)
     assert recipe.data.brightness == pytest.approx(63 / 255)
-    assert recipe.options == WA.Config(temperature=2.0, kd_scale="none", clip=True)
+    assert recipe.options == WA.Config(temperature=2.0, clip=True)
 
 
 @pytest.mark.parametrize("preset", ["default", "tuned", "quick"])

@@ -9,7 +9,7 @@ publication adds its own values (`Method.paper`). ``quick`` is a few epochs, for
 
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from edbl.config import flatten, toml_value
 from edbl.rule import RULED
@@ -17,6 +17,14 @@ from edbl.schedule import Schedule
 
 BY_RULE = "by_rule"
 MOST = "most_epochs"  # not a setting: further phases of a method have at most so many epochs
+
+
+class Pace(NamedTuple):
+    """How long a network learns an update."""
+
+    least: int  # epochs
+    most: int  # epochs, for the sake of `steps`
+    steps: int  # updates that an increment of few images should come to
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,12 @@ class Row:
 
     def suits(self, facts: Facts) -> bool:
         """Tell whether the row is for these facts."""
-        fits = all(getattr(facts, k) in (v if isinstance(v, tuple) else (v,)) for k, v in self.when.items())
+        fits = all(_is_among(getattr(facts, k), v) for k, v in self.when.items())
         return fits and (self.exemplars_below is None or facts.exemplars < self.exemplars_below)
+
+
+def _is_among(value: object, wanted: object) -> bool:
+    return value in (wanted if isinstance(wanted, tuple) else (wanted,))
 
 
 def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
@@ -54,6 +66,10 @@ def _schedules(train: Schedule, balance: Schedule) -> dict[str, object]:
 
 
 CIFAR = ("cifar10", "cifar100")
+IMAGENET = ("imagenet100", "imagenet")
+CIFAR_100_BLOCKS = tuple(f"cifar100-block{number}" for number in range(5))
+CIFAR_10_PARTS = tuple(f"cifar10-part{number}" for number in range(3))
+FOLDER, OTHER = "folder", "other"  # data that are none of ours
 TABLE_6 = (  # data set, protocol, tasks, gamma, alpha
     ("cifar10", "base0", 2, 10.0, 1e-6),
     ("cifar10", "base0", 5, 100.0, 5e-6),
@@ -82,7 +98,13 @@ CALIBRATED: Mapping[str, object] = {
 BALANCED = Schedule(40, 0.01, (12, 24, 32), shape="cosine")
 FEW_IMAGES: Mapping[str, object] = {"schedule.epochs": 30, MOST: 20, "optim.batch": 32, "options.min_old": 8}
 OF_RUNS = ("default", "tuned", "paper", "quick")  # others are of models, which may learn known classes again
-PHOTOS = ("photos-frozen", "photos-tuned", "photos-scratch")
+PACES = {  # by preset
+    "photos-frozen": Pace(15, 100, 300),
+    "photos-tuned": Pace(10, 60, 300),
+    "photos-scratch": Pace(15, 60, 1000),
+}
+PHOTOS = tuple(PACES)
+UNIT_RATE = 6.0  # learning rate for features of length 1
 ON_CIFAR: Mapping[str, object] = {"preset": "tuned", "data": CIFAR}
 CIFAR_10_IN_2: Mapping[str, object] = {
     "preset": "tuned",
@@ -91,7 +113,21 @@ CIFAR_10_IN_2: Mapping[str, object] = {
     "tasks": 2,
 }
 
+# A data set has the built-in network, exemplars and number of tasks unless a row says so.
+USUAL = (
+    Row("usual for the data", {"memory": "total=200"}, {"data": ("cifar10", "fashion-mnist")}),
+    Row("usual for the data", {"net.backbone": "resnet18", "memory": "per_class=20"}, {"data": "tiny-imagenet"}),
+    Row("usual for the data", {"net.backbone": "resnet18-large", "stream.tasks": 10}, {"data": IMAGENET}),
+    Row("usual for the data", {"memory": "total=20000"}, {"data": "imagenet"}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=50"}, {"data": "digits"}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=400"}, {"data": CIFAR_100_BLOCKS}),
+    Row("usual for the data", {"net.backbone": "small", "memory": "total=100"}, {"data": CIFAR_10_PARTS}),
+    Row("usual for the data", {"memory": "per_class=20"}, {"data": (FOLDER, OTHER)}),
+    Row("usual for the data", {"stream.tasks": 2}, {"data": FOLDER}),
+)
+
 ROWS = (
+    *USUAL,
     Row("usual", {"options.gamma": 100.0, "options.alpha": 5e-6}),
     *(
         Row("Table 6", {"options.gamma": gamma, "options.alpha": alpha}, {"data": d, "protocol": p, "tasks": n})
@@ -132,7 +168,7 @@ ROWS = (
     ),
     Row(
         "for features of length 1",
-        {"schedule.lr": 6.0, "options.balance.lr": 2.0, "optim.batch": 64, "options.max_rounds": 8},
+        {"schedule.lr": UNIT_RATE, "options.balance.lr": 2.0, "optim.batch": 64, "options.max_rounds": 8},
         {"preset": "photos-frozen"},
     ),
     Row(
@@ -202,6 +238,12 @@ ROWS = (
         {**ON_CIFAR, "protocol": "base-half"},
     ),
 )
+
+
+def usual(data: str) -> dict[str, object]:
+    """Return the network, exemplars and number of tasks that are usual for data, but for built-in ones."""
+    found = (row.values for row in USUAL if _is_among(data, row.when["data"]))
+    return {key: value for values in found for key, value in values.items()}
 
 
 def rows(facts: Facts, paper: Mapping[str, object]) -> Iterator[Row]:

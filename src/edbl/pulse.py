@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +18,7 @@ from typing import Literal
 
 from edbl.config import Unfit, fit
 from edbl.errors import EdblError
-from edbl.store import delete, read_json, write_quickly
+from edbl.store import delete, read_json
 
 PULSE = "pulse.json"  # in the folder of a run
 EVERY = 2.0  # seconds between two of them
@@ -64,6 +65,18 @@ def write(folder: Path, pulse: Pulse) -> None:
     """Replace the pulse in a folder, if that can be done."""
     with suppress(OSError):
         write_quickly(folder / PULSE, json.dumps(asdict(pulse)).encode())
+
+
+def write_quickly(path: Path, data: bytes) -> None:
+    """Write what readers find whole, without waiting for the disk: a crash of the machine may leave anything."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # which `edbl.store.sweep` removes
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def read(folder: Path) -> Pulse | None:

@@ -42,6 +42,9 @@ DROPPED: Mapping[str, object] = {
     "options.restart": True,  # joint
     "options.tune_norm": "train",  # podnet
     "options.tune_proxies": "all",  # podnet
+    "options.kd_scale": "none",  # eeil, lwf, wa
+    "options.ratio_per": "pass",  # remix, remix-kd
+    "eeil options.balance_teacher": "train",  # where it was another one than edbl's
 }
 
 
@@ -180,9 +183,11 @@ class Recipe(CommonOfRuns, Training):
     @classmethod
     def facts(cls, found: Origins, given: Values) -> presets.Facts:
         """Return what presets ask for."""
-        values: dict[str, Any] = {k: v for k, (v, _) in found.items()} | dict(given)
-        data = values["data.name"]
-        classes = datasets.DATASETS[data].classes if data in datasets.DATASETS else 1  # of a folder: not known yet
+        name = str(given.get("data.name", found["data.name"][0]))
+        classes, data = 1, presets.FOLDER if datasets.is_folder(name) else presets.OTHER  # of which is not known yet
+        if name in datasets.DATASETS:
+            classes, data = datasets.DATASETS[name].classes, name
+        values: dict[str, Any] = {k: v for k, (v, _) in found.items()} | presets.usual(data) | dict(given)
         return replace(
             super().facts(found, given),
             data=data,
@@ -247,13 +252,21 @@ def given_method(kind: object) -> str:
 
 def without_dropped(values: Mapping[str, object], known: Collection[str]) -> dict[str, object]:
     """Return values by full key without those of settings that are gone, where they have their last default."""
-    return {k: v for k, v in values.items() if k in known or k not in DROPPED or v != DROPPED[k]}
+    last = _last_defaults(values)
+    return {k: v for k, v in values.items() if k in known or k not in last or v != last[k]}
+
+
+def _last_defaults(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the last defaults of settings that are gone, of the method that values name."""
+    own = f"{values.get('method')} "
+    return {**DROPPED, **{k.removeprefix(own): v for k, v in DROPPED.items() if k.startswith(own)}}
 
 
 def _refuse_dropped(values: Mapping[str, object], known: Set[str]) -> None:
     """Refuse a setting that is gone: its last default would have been left out before."""
-    for key in values.keys() & DROPPED.keys() - known:
-        told, left = toml_value(values[key]), toml_value(DROPPED[key])
+    last = _last_defaults(values)
+    for key in values.keys() & last.keys() - known:
+        told, left = toml_value(values[key]), toml_value(last[key])
         raise EdblError(f"{key} = {told} is no longer to be had, only what was {left}; make the run with an older edbl")
 
 

@@ -26,7 +26,10 @@ class Optim:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Epochs and learning rate of one phase: the rate falls by ``decay`` at each milestone, or along a cosine."""
+    """Epochs and learning rate of one phase: the rate falls by ``decay`` at each milestone, or along a cosine.
+
+    Every phase of every method has all of them, so that a phase needs no kind of schedule of its own.
+    """
 
     epochs: int = option(150, "passes over the training images", least=1, most=LONGEST)
     lr: float = option(0.1, "learning rate", least=0, search=Search(0.03, 3, log=True, times=True))

@@ -126,9 +126,6 @@ def find(folder: Path, name: str, kind: type[T], format: int = 1) -> "tuple[T, d
 
 def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
     """Return the tensors of an entry, in their place or on the way there."""
-    import safetensors.torch
-    from safetensors import SafetensorError
-
     if not checksum:
         return {}
     path = folder / f"{name}{TENSORS}"
@@ -138,10 +135,28 @@ def tensors_of(folder: Path, name: str, checksum: str) -> "dict[str, Tensor]":
                 continue
             file.seek(0)
             try:
-                return safetensors.torch.load(file.read())
-            except (SafetensorError, ValueError, KeyError) as error:
+                return tensors_in(file.read())
+            except ValueError as error:
                 raise Damaged(place, str(error)) from error
     raise Damaged(path, "its checksum is wrong" if path.exists() else "the file is missing")
+
+
+def tensors_in(data: bytes) -> "dict[str, Tensor]":
+    """Return the tensors that a file of them holds; a `ValueError` says why it is none."""
+    import safetensors.torch
+    from safetensors import SafetensorError
+
+    try:
+        return safetensors.torch.load(data)
+    except (SafetensorError, KeyError) as error:
+        raise ValueError(str(error)) from error
+
+
+def bytes_of(tensors: "Mapping[str, Tensor]") -> bytes:
+    """Return what a file of tensors holds."""
+    import safetensors.torch
+
+    return safetensors.torch.save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
 
 
 def _is_whole(file: io.BufferedReader) -> bool:
@@ -205,18 +220,19 @@ def delete(folder: Path, names: Iterable[str]) -> None:
         os.close(handle)
 
 
-def below(folder: Path, but: str = "") -> Iterator[os.DirEntry[str]]:
-    """Yield what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``.
+def below(folder: Path, but: str = "") -> list[os.DirEntry[str]]:
+    """Return what is in a folder and below it, links too, which are not followed, but not deeper than ``DEEPEST``.
 
     Folders that are called as ``but`` says are left out: neither read nor written.
     """
-    places = [(os.fspath(folder), 1)]
+    places, found = [(os.fspath(folder), 1)], []
     for place, depth in places:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(place) as entries:  # some may be removed
             for entry in entries:
-                yield entry
+                found.append(entry)
                 if depth < DEEPEST and entry.name != but and entry.is_dir(follow_symlinks=False):
                     places.append((entry.path, depth + 1))
+    return found
 
 
 def found_below(folder: Path, name: str) -> list[Path]:
@@ -345,18 +361,6 @@ def write_atomic(path: Path, data: bytes) -> None:
     """Write ``data`` to ``path`` so that a reader, or a crash, finds the old file or the new one, never a part."""
     with replacing(path) as temporary, open(temporary, "xb") as file:
         file.write(data)
-
-
-def write_quickly(path: Path, data: bytes) -> None:
-    """Do so for readers alone, without waiting for the disk: a crash of the machine may leave anything."""
-    temporary = path.with_name(f"{_hidden(path)}.{uuid.uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink()
-        raise
 
 
 def write_output(path: Path, data: bytes) -> None:

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edbl import presets
 from edbl.app import bundle as disk
-from edbl.app import inputs
 from edbl.app.begin import had
 from edbl.nets import pretrained
 from edbl.serve.run import Server, Wanted
@@ -42,7 +42,7 @@ class Gone(Exception):
 def serve(place: Path, port: Path, first: Callable[[], object], options: Mapping[str, Any]) -> None:
     """Be a server to the end of this process; `first` may see to it that this is soon."""
     pretrained.find = lambda name: Stand()  # type: ignore[assignment, return-value]
-    inputs.PACES = {key: pace._replace(least=EPOCHS, most=EPOCHS) for key, pace in inputs.PACES.items()}
+    presets.PACES = {key: pace._replace(least=EPOCHS, most=EPOCHS) for key, pace in presets.PACES.items()}
     server = Server(Wanted(place, port=0, device="cpu", **options))
     port.with_suffix(".new").write_text(server.address)
     port.with_suffix(".new").rename(port)

@@ -13,7 +13,8 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import features, importers, mirror, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
-from edbl.app.description import IMAGE, Bundle, Known, Settings, foreign, odd_settings
+from edbl.app.description import IMAGE, Bundle, Settings, foreign, odd_settings
+from edbl.app.description import had as had
 from edbl.app.photos import Array, Photo
 from edbl.app.settings import AUGMENT, Request, change, choose
 from edbl.data.decoding import Pixels
@@ -284,11 +285,6 @@ def _split(
         held += sorted(rows[d] for d in new & chosen)
         train += sorted(rows[d] for d in new - chosen)
     return train, held
-
-
-def had(known: Known) -> set[str]:
-    """Return the digests of all images that a class has learnt from or that are held out of it."""
-    return {*known.digests, *(file.removesuffix(".png") for file in known.exemplars + known.validation)}
 
 
 def _place(settings: Settings, digest: str) -> str:

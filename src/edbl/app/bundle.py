@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import safetensors.torch
 import torch
 from PIL import Image
 from safetensors import SafetensorError, safe_open
@@ -397,7 +396,7 @@ def damaged(folder: Path, file: str, why: str) -> EdblError:
 
 def packed(tensors: Pack) -> tuple[str, bytes]:
     """Return the file of what is kept of a class's photos: SHA-256, by which it is named, and bytes."""
-    data = safetensors.torch.save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+    data = store.bytes_of(tensors)
     return hashlib.sha256(data).hexdigest(), data
 
 
@@ -419,8 +418,8 @@ def _unpacked(path: Path) -> Pack | None:
     if hashlib.sha256(data).hexdigest() != path.stem:
         return None
     try:
-        return safetensors.torch.load(data)
-    except (SafetensorError, ValueError, KeyError):
+        return store.tensors_in(data)
+    except ValueError:
         return None
 
 

@@ -82,6 +82,11 @@ class Known:
         return self.exemplars if kind == EXEMPLARS else self.validation
 
 
+def had(known: Known) -> set[str]:
+    """Return the digests of all images that a class has learnt from or that are held out of it."""
+    return {*known.digests, *(file.removesuffix(".png") for file in known.exemplars + known.validation)}
+
+
 @dataclass(frozen=True)
 class Score:
     """Right answers of both classifiers; of a closed form, which has one, the second are 0."""
@@ -149,6 +154,11 @@ class Bundle:
     def images(self) -> int:
         """Number of photos that its classes have learnt from."""
         return sum(known.images for known in self.classes)
+
+    @property
+    def photos(self) -> dict[str, Known]:
+        """The class of each photo that it has learnt from or holds out, by digest."""
+        return {digest: known for known in self.classes for digest in had(known)}
 
     def owners(self) -> dict[tuple[str, str], str]:
         """Return which class each file is of, by kind and name."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edbl.app import bundle as disk
 from edbl.app import photos
-from edbl.app.begin import had, now
+from edbl.app.begin import now
 from edbl.app.description import Bundle, Event, Kind, Known, Score
 from edbl.app.exact import Exact, Unseen, right
 from edbl.app.inputs import inputs_of, trained_on
@@ -49,8 +49,7 @@ def forget_photos(
 ) -> Bundle:
     """Remove photos, given as files, as if the model had never seen them; where it cannot be quite so, that is said."""
     with disk.changing(folder) as found:
-        if found.settings.keep is None:
-            raise _stays(found)
+        inputs_of(found.settings).refuse("forget photos", folder)
         digests, features = _digests(found, files, device)
         exact = _forget_known(folder, found, {shown(file): digest for file, digest in digests.items()}, features)
         if isinstance(exact.kept, Kept) and (worn := [exact.names[label] for label in exact.kept.worn]):
@@ -64,23 +63,15 @@ def forget_photos(
 def forget_known(folder: Path, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]) -> Bundle:
     """Remove photos, given by digest, each by what it is called; ``features`` computes those of some where wanted."""
     with disk.changing(folder) as found:
-        if found.settings.keep is None:
-            raise _stays(found)
+        inputs_of(found.settings).refuse("forget photos", folder)
         _forget_known(folder, found, digests, features)
         return found
-
-
-def _stays(found: Bundle) -> EdblError:
-    return EdblError(
-        f"{found.settings.method} is trained, and what a photo did to its network stays; forget the photo's class, or "
-        "use a closed form"
-    )
 
 
 def _forget_known(
     folder: Path, found: Bundle, digests: Mapping[str, str], features: Callable[[Sequence[str]], Tensor]
 ) -> Exact:
-    owners = {digest: known for known in found.classes for digest in had(known)}
+    owners = found.photos
     if strange := [file for file, digest in digests.items() if digest not in owners]:
         raise EdblError(f"{folder} has not learnt from {first(strange)}")
     gone: dict[str, list[str]] = {}
@@ -150,11 +141,7 @@ def merge(folder: Path, names: Sequence[str], new: str | None = None) -> Bundle:
         new = class_name(new) if new else names[0]
         if new not in names:
             _check_free(found, names[0], new)
-        if found.settings.keep is None:
-            raise EdblError(
-                f"{found.settings.method} is trained, and its classes cannot be merged; forget them, and learn their "
-                "photos as one class"
-            )
+        inputs_of(found.settings).refuse("merge", folder)
         exact = Exact.of(folder, load(folder, found))
         exact.merge(names, new)
         one = Known(new, classes[0].learnt, now())

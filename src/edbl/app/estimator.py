@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import numpy as np
-import safetensors.torch
 from rich.console import Console
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import edbl
-from edbl import config, store, users
+from edbl import config, presets, store, users
 from edbl.app.model import Model
 from edbl.app.samples import Array, Pictures, Vectors
 from edbl.engine import environment
@@ -34,7 +33,6 @@ NAME, FORMAT = "estimator", 1  # of a saved estimator
 MANY = 10_000  # samples of one call from which batches are of 128, not of 32
 SMALL = 16  # pixels: side of images up to which the net is `small`
 GIVEN = "given"  # the backbone of vectors that are features already
-UNIT_RATE = 6.0  # learning rate for features of length 1, as models of photos have it
 ROWS = 64  # vectors are predicted in multiples of so many, as matrix products of other sizes round otherwise
 READOUTS = ("cnn", "nme")
 SHAPE = ("n_features_in_", "feature_names_in_")  # what scikit-learn's checks note of X
@@ -311,7 +309,7 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # The gradient of a linear layer grows with the square of its input's length.
         own = usual.schedule.lr
         if backbone == GIVEN:
-            own = UNIT_RATE / max(float(samples.square().sum(1).mean()), 1e-6)
+            own = presets.UNIT_RATE / max(float(samples.square().sum(1).mean()), 1e-6)
         rate = self._value("learning_rate", "schedule.lr", own)
         further = {f"options.{f.name}.": getattr(usual.options, f.name) for f in fields(cast(Any, usual.options))}
         for prefix, schedule in {"schedule.": usual.schedule, **further}.items():
@@ -374,15 +372,14 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         state = dict(super().__getstate__())
         if "_learnt" in state:
             saved, tensors = self._learnt.pack()
-            flat = {k: v.detach().cpu().contiguous() for k, v in tensors.items()}
-            state["_learnt"] = saved, safetensors.torch.save(flat)
+            state["_learnt"] = saved, store.bytes_of(tensors)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "_learnt" in state:
             saved, data = state["_learnt"]
-            self._learnt = _Learnt.unpack(saved, safetensors.torch.load(data), {})
+            self._learnt = _Learnt.unpack(saved, store.tensors_in(data), {})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters and all that was learnt to a folder, for `load`. A RandomState is not written."""

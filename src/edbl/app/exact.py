@@ -4,11 +4,12 @@ It is the same however the same photos came, and without a class or a photo as i
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ class LeftOut(NamedTuple):
 
 
 @dataclass
-class Exact:
+class Exact(ABC):
     """Classes by name, and what is kept of their photos."""
 
     names: list[str]
@@ -76,89 +77,60 @@ class Exact:
     former: Sure | None = None
     found: Closed | None = None  # what it answers by, once it is solved
 
-    @classmethod
-    def new(cls, settings: Settings, width: int) -> Self:
+    @staticmethod
+    def new(settings: Settings, width: int) -> "Exact":
         """Return a model without classes."""
-        method = find_method(settings.method)
-        assert issubclass(method, ClosedForm)
-        vectors = partial(rooted, unit=bool(settings.given.get(UNIT, True)))
+        form, vectors = _form(settings)
         if settings.keep == "nothing":
-            return cls([], Pooled.none(width), method.form, vectors)
-        none = Kept.none(width, torch.device("cpu"), vectors, method.form.balanced, ids=2)
-        return cls([], none, method.form, vectors)
+            return OfSums([], Pooled.none(width), form, vectors)
+        none = Kept.none(width, torch.device("cpu"), vectors, form.balanced, ids=2)
+        return OfFeatures([], none, form, vectors)
 
-    @classmethod
-    def of(cls, folder: Path, contents: Contents) -> Self:
+    @staticmethod
+    def of(folder: Path, contents: Contents) -> "Exact":
         """Return a model as it is on disk."""
         bundle, tensors = contents.bundle, contents.tensors
         try:
-            made = cls.new(bundle.settings, tensors["weight"].shape[1])
+            made = Exact.new(bundle.settings, tensors["weight"].shape[1])
             made.names = bundle.names
             made._take(folder, contents)
         except (RuntimeError, KeyError, ValueError, IndexError) as error:
             raise damaged(folder, WEIGHTS, f"its sums or features do not fit this model ({error})") from error
         return made
 
+    @abstractmethod
     def _take(self, folder: Path, contents: Contents) -> None:
-        bundle, tensors = contents.bundle, contents.tensors
-        if isinstance(self.kept, Pooled):
-            blank = self.kept.tensors()
-            found = {name: tensors[f"pooled.{name}"] for name in blank}
-            store.check_tensors(found, _sized(blank, len(self.names)))
-            self.kept = Pooled.of(found)
-            self.factor, self.former = float(tensors["factor"]), answers(contents).sure
-            return
-        parts = [contents.packs[known.name] for known in bundle.classes]
-        for known, part in zip(bundle.classes, parts, strict=True):
-            _check_part(known, part, self.kept)
-        entry = store.find(folder, SUMS, dict[str, str])
-        sums = entry[1] if entry and entry[0] == {"of": _key(bundle)} else None
-        if sums is not None:
-            store.check_tensors(sums, _sized(self.kept.sums, len(parts)))
-        self.kept = Kept.joined(parts, self.kept, sums)
+        """Take over what is on disk of photos."""
 
     def learn(self, features: Tensor, digests: Sequence[str], names: Sequence[str]) -> None:
         """Take in photos, by the name of each one's class, new or known."""
         self.names += [name for name in dict.fromkeys(names) if name not in self.names]
-        number = {name: k for k, name in enumerate(self.names)}
         self.changed |= set(names)
-        labels = torch.tensor([number[name] for name in names])
-        if isinstance(self.kept, Pooled):
-            self.kept = self.kept.add(self._halved(features), labels)
-        else:
-            self.kept = self.kept.add(features, labels, ids_of(digests))
+        self._add(features, digests, self._labels(names))
+
+    @abstractmethod
+    def _add(self, features: Tensor, digests: Sequence[str], labels: Tensor) -> None:
+        """Take in photos."""
+
+    def _labels(self, names: Sequence[str]) -> Tensor:
+        number = {name: k for k, name in enumerate(self.names)}
+        return torch.tensor([number[name] for name in names], dtype=torch.int64)
 
     def _halved(self, features: Tensor) -> Tensor:
         return self.vectors(features.half().double())
 
     def drop(self, name: str, digests: Sequence[str], features: Tensor | None = None) -> None:
         """Take out photos of a class; of one of which only sums are kept, ``features`` of all of them are wanted."""
-        label = self.names.index(name)
         self.changed.add(name)
-        labels = torch.full((len(digests),), label)
-        if isinstance(self.kept, Pooled):
-            if features is None:
-                raise Unseen(name)
-            self.kept = self.kept.drop(self._halved(features), labels)
-            return
-        wanted, own = ids_of(digests), (self.kept.labels == label).nonzero().squeeze(1)
-        same = (self.kept.ids[own].unsqueeze(0) == wanted.unsqueeze(1)).all(2)
-        there = same.any(1)
-        rows = self.kept.features.new_zeros(len(digests), self.kept.features.shape[1])
-        if there.any():
-            rows[there] = self.kept.features[own[same[there].int().argmax(1)]]
-        if not there.all():
-            if features is None:
-                raise Unseen(name)
-            rows[~there] = features[~there].half()
-        self.kept = self.kept.drop(rows, labels, wanted)
+        self._drop(name, digests, features)
 
+    @abstractmethod
+    def _drop(self, name: str, digests: Sequence[str], features: Tensor | None) -> None:
+        """Take out photos of a class."""
+
+    @abstractmethod
     def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
         """Return the features of those photos of which they are kept."""
-        if isinstance(self.kept, Pooled) or not digests:
-            return {}
-        rows = dict(zip(digests_of(self.kept.ids), self.kept.features, strict=True))
-        return {digest: rows[digest] for digest in digests if digest in rows}
 
     def forget(self, name: str) -> None:
         """Take out a class."""
@@ -167,42 +139,24 @@ class Exact:
 
     def merge(self, names: Sequence[str], new: str) -> None:
         """Make one class of several, named ``new``."""
-        many = [] if isinstance(self.kept, Pooled) else [self.names[k] for k in self.kept.summed.tolist()]
-        first, *others = sorted(names, key=lambda name: name not in many)
+        first, *others = self._in_turn(names)
         for other in others:
-            self._join(other, first)
+            self._join(self.names.index(other), self.names.index(first))
+            self.names.remove(other)
         self.names[self.names.index(first)] = new
         self.changed.add(new)
 
-    def _join(self, other: str, first: str) -> None:
-        label, into = self.names.index(other), self.names.index(first)
-        kept = self.kept
-        if isinstance(kept, Pooled):
-            self.kept = kept.merge(label, into)
-        elif label in kept.summed:
-            parts = [kept.part(k) for k in range(len(self.names))]
-            parts[into] = united(parts[into], parts[label], self.vectors)
-            none = Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
-            self.kept = Kept.joined([part for k, part in enumerate(parts) if k != label], none)
-        else:
-            rows = kept.labels == label
-            labels = torch.full_like(kept.labels[rows], into - (into > label))
-            self.kept = kept.forget(label).add(kept.features[rows], labels, kept.ids[rows])
-        self.names.remove(other)
+    def _in_turn(self, names: Sequence[str]) -> list[str]:
+        """Return classes that are to become one in the order in which the others join the first."""
+        return list(names)
+
+    @abstractmethod
+    def _join(self, label: int, into: int) -> None:
+        """Make the photos of a class those of another one."""
 
     def join(self, other: "Exact") -> None:
         """Take in all that another model keeps; photos of both count once."""
-        kept, theirs = self.kept, other.kept
-        assert isinstance(kept, Kept)
-        assert isinstance(theirs, Kept)
-        parts = {name: kept.part(k) for k, name in enumerate(self.names)}
-        for k, name in enumerate(other.names):
-            part = theirs.part(k)
-            parts[name] = united(parts[name], part, self.vectors) if name in parts else part
-        none = Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
-        self.names = list(parts)
-        self.changed |= set(other.names)
-        self.kept = Kept.joined(list(parts.values()), none)
+        raise NotImplementedError("sums alone cannot be joined")
 
     def solve(self, fresh: tuple[Tensor, Sequence[str]] | None = None) -> tuple[Answers, LeftOut]:
         """Return what it answers by, and the photos that shrinkage, calibration and sureness were chosen by.
@@ -210,18 +164,15 @@ class Exact:
         Where nothing is kept these are the ``fresh`` ones: features, and the names of their classes.
         """
         with one_thread():
-            return self._pooled(self.kept, fresh) if isinstance(self.kept, Pooled) else self._solved(self.kept)
+            return self._solved(fresh)
 
-    def _solved(self, kept: Kept) -> tuple[Answers, LeftOut]:
-        chosen, judging = kept.choosing, kept.judging
-        answers, left_out = self._answers(*kept.samples(chosen), digests_of(kept.ids[chosen]))
-        if not torch.equal(chosen, judging):
-            left_out = self._left_out(*kept.samples(judging), digests_of(kept.ids[judging]))
-        return answers, left_out
+    @abstractmethod
+    def _solved(self, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
+        """Return the same, by one thread."""
 
     def left_out(self, features: Tensor, digests: Sequence[str], names: Sequence[str]) -> LeftOut:
         """Return what all others say of photos that were learnt before it was solved."""
-        labels = torch.tensor([self.names.index(name) for name in names])
+        labels = self._labels(names)
         starts = range(0, len(labels), PART)
         with one_thread():
             parts = [
@@ -238,16 +189,6 @@ class Exact:
         rows = (self.kept.counts[y] > 1).nonzero().squeeze(1)
         x, y, own = x[rows], y[rows], [digests[row] for row in rows.tolist()]
         return LeftOut(self.found.logits(x, y), y, own, nearness(self.kept.classes, x, y))
-
-    def _pooled(self, kept: Pooled, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
-        x, y = kept.means[:0], torch.zeros(0, dtype=torch.int64)
-        if fresh:
-            x, y = self._halved(fresh[0]), torch.tensor([self.names.index(name) for name in fresh[1]])
-        enough = int((kept.counts[y] > 1).sum()) >= ENOUGH
-        answers, left_out = self._answers(x, y, [""] * len(x), [FIXED], None if enough else self.factor)
-        if not enough and self.former is not None:
-            answers = answers._replace(sure=self.former._replace(means=answers.sure.means))
-        return answers, left_out
 
     def _answers(
         self,
@@ -268,17 +209,96 @@ class Exact:
 
     def tensors(self, answers: Answers) -> dict[str, Tensor]:
         """Return what is to be saved with the model itself."""
-        own = answers.tensors()
-        if isinstance(self.kept, Pooled):
-            own |= {f"pooled.{name}": one for name, one in self.kept.tensors().items()}
-            own["factor"] = torch.tensor(self.factor).double()
-        return own
+        return answers.tensors()
+
+    def files(self, bundle: Bundle) -> dict[str, bytes]:
+        """Name the file with each class's features in ``bundle``, and return by name those that are not there yet."""
+        return {}
+
+    def save_sums(self, folder: Path, bundle: Bundle) -> None:  # noqa: B027 - there may be nothing to keep
+        """Keep what could be worked out from features again."""
+
+
+class OfFeatures(Exact):
+    """The features of photos are kept; of those of a class of many, sums and some features."""
+
+    kept: Kept
+
+    def _take(self, folder: Path, contents: Contents) -> None:
+        bundle = contents.bundle
+        parts = [contents.packs[known.name] for known in bundle.classes]
+        for known, part in zip(bundle.classes, parts, strict=True):
+            _check_part(known, part, self.kept)
+        entry = store.find(folder, SUMS, dict[str, str])
+        sums = entry[1] if entry and entry[0] == {"of": _key(bundle)} else None
+        if sums is not None:
+            store.check_tensors(sums, _sized(self.kept.sums, len(parts)))
+        self.kept = Kept.joined(parts, self.kept, sums)
+
+    def _add(self, features: Tensor, digests: Sequence[str], labels: Tensor) -> None:
+        self.kept = self.kept.add(features, labels, ids_of(digests))
+
+    def _drop(self, name: str, digests: Sequence[str], features: Tensor | None) -> None:
+        label = self.names.index(name)
+        wanted, own = ids_of(digests), (self.kept.labels == label).nonzero().squeeze(1)
+        same = (self.kept.ids[own].unsqueeze(0) == wanted.unsqueeze(1)).all(2)
+        there = same.any(1)
+        rows = self.kept.features.new_zeros(len(digests), self.kept.features.shape[1])
+        if there.any():
+            rows[there] = self.kept.features[own[same[there].int().argmax(1)]]
+        if not there.all():
+            if features is None:
+                raise Unseen(name)
+            rows[~there] = features[~there].half()
+        self.kept = self.kept.drop(rows, torch.full((len(digests),), label), wanted)
+
+    def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
+        """Return the features of those photos of which they are kept."""
+        if not digests:
+            return {}
+        rows = dict(zip(digests_of(self.kept.ids), self.kept.features, strict=True))
+        return {digest: rows[digest] for digest in digests if digest in rows}
+
+    def _in_turn(self, names: Sequence[str]) -> list[str]:
+        many = [self.names[k] for k in self.kept.summed.tolist()]
+        return sorted(names, key=lambda name: name not in many)
+
+    def _join(self, label: int, into: int) -> None:
+        kept = self.kept
+        if label in kept.summed:
+            parts = [kept.part(k) for k in range(len(self.names))]
+            parts[into] = united(parts[into], parts[label], self.vectors)
+            self.kept = Kept.joined([part for k, part in enumerate(parts) if k != label], self._none())
+        else:
+            rows = kept.labels == label
+            labels = torch.full_like(kept.labels[rows], into - (into > label))
+            self.kept = kept.forget(label).add(kept.features[rows], labels, kept.ids[rows])
+
+    def _none(self) -> Kept:
+        kept = self.kept
+        return Kept.none(kept.features.shape[1], kept.labels.device, self.vectors, kept.balanced, ids=2)
+
+    def join(self, other: Exact) -> None:
+        """Take in all that another model keeps; photos of both count once."""
+        assert isinstance(other, OfFeatures)
+        parts = {name: self.kept.part(k) for k, name in enumerate(self.names)}
+        for k, name in enumerate(other.names):
+            part = other.kept.part(k)
+            parts[name] = united(parts[name], part, self.vectors) if name in parts else part
+        self.names = list(parts)
+        self.changed |= set(other.names)
+        self.kept = Kept.joined(list(parts.values()), self._none())
+
+    def _solved(self, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
+        kept, chosen, judging = self.kept, self.kept.choosing, self.kept.judging
+        answers, left_out = self._answers(*kept.samples(chosen), digests_of(kept.ids[chosen]))
+        if not torch.equal(chosen, judging):
+            left_out = self._left_out(*kept.samples(judging), digests_of(kept.ids[judging]))
+        return answers, left_out
 
     def files(self, bundle: Bundle) -> dict[str, bytes]:
         """Name the file with each class's features in ``bundle``, and return by name those that are not there yet."""
         made: dict[str, bytes] = {}
-        if isinstance(self.kept, Pooled):
-            return made
         for known in bundle.classes:
             if known.features and known.name not in self.changed:
                 continue
@@ -291,10 +311,53 @@ class Exact:
 
     def save_sums(self, folder: Path, bundle: Bundle) -> None:
         """Keep what could be worked out from features again."""
-        if isinstance(self.kept, Kept):
-            order = [self.names.index(name) for name in bundle.names]
-            sums = dict(self.kept.sums)
-            store.save(folder, SUMS, {"of": _key(bundle)}, sums | {n: sums[n][order] for n in ("counts", "means")})
+        order = [self.names.index(name) for name in bundle.names]
+        sums = dict(self.kept.sums)
+        store.save(folder, SUMS, {"of": _key(bundle)}, sums | {n: sums[n][order] for n in ("counts", "means")})
+
+
+class OfSums(Exact):
+    """Nothing is kept of single photos, but sums."""
+
+    kept: Pooled
+
+    def _take(self, folder: Path, contents: Contents) -> None:
+        blank, tensors = self.kept.tensors(), contents.tensors
+        found = {name: tensors[f"pooled.{name}"] for name in blank}
+        store.check_tensors(found, _sized(blank, len(self.names)))
+        self.kept = Pooled.of(found)
+        self.factor, self.former = float(tensors["factor"]), answers(contents).sure
+
+    def _add(self, features: Tensor, digests: Sequence[str], labels: Tensor) -> None:
+        self.kept = self.kept.add(self._halved(features), labels)
+
+    def _drop(self, name: str, digests: Sequence[str], features: Tensor | None) -> None:
+        if features is None:
+            raise Unseen(name)
+        labels = torch.full((len(digests),), self.names.index(name))
+        self.kept = self.kept.drop(self._halved(features), labels)
+
+    def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
+        """Return none."""
+        return {}
+
+    def _join(self, label: int, into: int) -> None:
+        self.kept = self.kept.merge(label, into)
+
+    def _solved(self, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
+        x, y = self.kept.means[:0], torch.zeros(0, dtype=torch.int64)
+        if fresh:
+            x, y = self._halved(fresh[0]), self._labels(fresh[1])
+        enough = int((self.kept.counts[y] > 1).sum()) >= ENOUGH
+        answers, left_out = self._answers(x, y, [""] * len(x), [FIXED], None if enough else self.factor)
+        if not enough and self.former is not None:
+            answers = answers._replace(sure=self.former._replace(means=answers.sure.means))
+        return answers, left_out
+
+    def tensors(self, answers: Answers) -> dict[str, Tensor]:
+        """Return what is to be saved with the model itself."""
+        own = {f"pooled.{name}": one for name, one in self.kept.tensors().items()}
+        return answers.tensors() | own | {"factor": torch.tensor(self.factor).double()}
 
 
 def drop_stale(folder: Path, bundle: Bundle) -> int:
@@ -310,14 +373,21 @@ def drop_stale(folder: Path, bundle: Bundle) -> int:
 
 def answers(contents: Contents) -> Answers:
     """Return what a model on disk answers by."""
-    form = Exact.new(contents.bundle.settings, 1)
+    form, vectors = _form(contents.bundle.settings)
     weight, bias, *sure = (contents.tensors[name] for name in TENSORS)
     number, width = len(contents.bundle.classes), weight.shape[-1]
     wanted = [(number, width), (number,), (number, width), (2,), (2,), (sure[3].numel(),)]
     if [tuple(one.shape) for one in (weight, bias, *sure)] != wanted:
         raise ValueError("its tensors are of other shapes")
     every = [one.double() for one in (weight, bias, *sure)]
-    return Answers(every[0], every[1], Sure(*every[2:]), form.form.confidence, form.vectors)
+    return Answers(every[0], every[1], Sure(*every[2:]), form.confidence, vectors)
+
+
+def _form(settings: Settings) -> tuple[type[Form], Callable[[Tensor], Tensor]]:
+    """Return the closed form of a model, and what makes vectors of features for it."""
+    method = find_method(settings.method)
+    assert issubclass(method, ClosedForm)
+    return method.form, partial(rooted, unit=bool(settings.given.get(UNIT, True)))
 
 
 def _sized(blank: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:

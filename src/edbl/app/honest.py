@@ -10,7 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from edbl.app.description import Bundle
 from edbl.app.exact import Answers, Exact, LeftOut
+from edbl.app.measuring import Asked
 from edbl.metrics import Z
 from edbl.nets.closed import Closed
 from edbl.nets.kept import Kept
@@ -44,6 +46,10 @@ class Left:
     def y(self) -> Tensor:
         """Their classes."""
         return self.told.labels
+
+    def asked(self, bundle: Bundle) -> Asked:
+        """Return what all others say of them."""
+        return Asked(self.told.scores.softmax(1), self.y, self.told.digests)
 
     @property
     def wrong(self) -> Tensor:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from edbl import config
+from edbl import config, presets
 from edbl.app import features, photos
 from edbl.app.bundle import FEATURES, Contents
 from edbl.app.description import EXEMPLARS, VALIDATION, VECTORS, Bundle, Settings
@@ -47,22 +47,26 @@ UNFROZEN = frozenset(  # keys about pixels, or about a backbone that learns
 )
 
 
-class Pace(NamedTuple):
-    """How long a net learns an increment."""
-
-    least: int  # epochs
-    most: int  # epochs, for the sake of `steps`
-    steps: int  # updates that an increment of few images should come to
-
-
-PACES = {"photos-frozen": Pace(15, 100, 300), "photos-tuned": Pace(10, 60, 300), "photos-scratch": Pace(15, 60, 1000)}
+Learns = Literal["at once", "by updates"]
+Change = Literal["forget photos", "merge", "join"]
+STAYS: Mapping[Change, str] = {  # what a trained model cannot do, and why
+    "forget photos": "{method} is trained, and what a photo did to its network stays; forget the photo's class, or use "
+    "a closed form",
+    "merge": "{method} is trained, and its classes cannot be merged; forget them, and learn their photos as one class",
+    "join": "{model} is trained by {method}; only models with closed forms can be joined",
+}
 
 
 class Inputs(Protocol):
     """What differs between models that learn from pixels and from features. ``x`` is images as the model takes them."""
 
     backbone_note: ClassVar[str]  # what to add to the name of a backbone
-    read: ClassVar[Sequence[str]]  # kinds of files that are read with a model
+    learns: ClassVar[Learns]  # where it is served
+    read: ClassVar[Sequence[str]]  # kinds of files that are read with a model, and
+    asked_by: ClassVar[Sequence[str]]  # those of them that predictions need
+
+    def refuse(self, what: Change, model: Path) -> None:
+        """Refuse a change of a model that cannot be made of it."""
 
     @property
     def idle(self) -> Collection[str]:
@@ -133,12 +137,24 @@ def network(backbone: str) -> Pretrained | None:
 
 
 @dataclass(frozen=True)
-class Pixels:
-    """Pixels, by a backbone that learns, from scratch or from what others have taught it."""
+class OfTrained:
+    """What is so of all models whose classifier is trained."""
 
     settings: Settings
+    learns: ClassVar[Learns] = "by updates"
+
+    def refuse(self, what: Change, model: Path) -> None:
+        """Refuse all."""
+        raise EdblError(STAYS[what].format(method=self.settings.method, model=model))
+
+
+@dataclass(frozen=True)
+class Pixels(OfTrained):
+    """Pixels, by a backbone that learns, from scratch or from what others have taught it."""
+
     backbone_note: ClassVar[str] = ""
     read: ClassVar[Sequence[str]] = (EXEMPLARS, VALIDATION)
+    asked_by: ClassVar[Sequence[str]] = read
     idle: ClassVar[frozenset[str]] = frozenset()
 
     def completed(self) -> Settings:
@@ -227,6 +243,7 @@ class Frozen:
     settings: Settings
     backbone_note: ClassVar[str] = " (frozen)"
     read: ClassVar[Sequence[str]] = ()
+    asked_by: ClassVar[Sequence[str]] = ()
     copies: ClassVar[int] = 0
 
     @property
@@ -281,7 +298,7 @@ class Frozen:
 
 
 @dataclass(frozen=True)
-class Features(Frozen):
+class Features(OfTrained, Frozen):
     """Features for a classifier that is trained: of each image and of changed copies of it."""
 
     copies: ClassVar[int] = COPIES
@@ -343,7 +360,13 @@ class Features(Frozen):
 class Closed(Frozen):
     """Features for a closed form: of each image as it is."""
 
+    learns: ClassVar[Learns] = "at once"
     read: ClassVar[Sequence[str]] = (VECTORS,)
+
+    def refuse(self, what: Change, model: Path) -> None:
+        """Refuse to join what cannot be calibrated then."""
+        if what == "join" and self.settings.keep == "nothing":
+            raise EdblError(f"{model} keeps nothing of its photos to calibrate probabilities by, and cannot be joined")
 
     @property
     def idle(self) -> Collection[str]:
@@ -382,7 +405,7 @@ def _training(settings: Settings, preset: str, images: int, own: Mapping[str, ob
     ``length`` is the root mean square length of the features of a frozen backbone: a head learns by its square.
     """
     changes: dict[str, object] = {} if settings.mirror else {"data.augment": "crop"}
-    kind, pace = find_method(settings.method), PACES[preset]
+    kind, pace = find_method(settings.method), presets.PACES[preset]
     origins = Training.origins({"method": settings.method, "preset": preset})
     usual: dict[str, Any] = {key: value for key, (value, _) in origins.items()}
     batch = min(usual["optim.batch"], max(2, images))

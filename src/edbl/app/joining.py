@@ -9,6 +9,7 @@ from edbl.app import bundle as disk
 from edbl.app.description import EXEMPLARS, Bundle
 from edbl.app.edit import commit
 from edbl.app.exact import UNIT, Exact
+from edbl.app.inputs import inputs_of
 from edbl.app.opening import load
 from edbl.data.decoding import Pixels
 from edbl.errors import EdblError
@@ -79,10 +80,7 @@ def _check(models: Sequence[Path], bundles: Sequence[Bundle]) -> None:
     first = bundles[0].settings
     for model, bundle in zip(models, bundles, strict=True):
         s = bundle.settings
-        if s.keep is None:
-            raise EdblError(f"{model} is trained by {s.method}; only models with closed forms can be joined")
-        if s.keep == "nothing":
-            raise EdblError(f"{model} keeps nothing of its photos to calibrate probabilities by, and cannot be joined")
+        inputs_of(s).refuse("join", model)
         for key in SAME:
             if getattr(s, key) != getattr(first, key):
                 raise EdblError(

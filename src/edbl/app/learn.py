@@ -19,7 +19,7 @@ from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
-from edbl.app.measuring import Told, judged, measure
+from edbl.app.measuring import Held, Told, factor_of, judged, measure
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
 from edbl.app.photos import Photo
@@ -175,8 +175,7 @@ def _finish(folder: Path, found: Bundle, begun: Begun) -> None:
 
 
 def _remember(folder: Path, bundle: Bundle, begun: Begun) -> None:
-    known = {digest for one in bundle.classes for digest in begin.had(one)}
-    places.remember(folder, dict(zip(begun.digests, begun.files, strict=True)), known)
+    places.remember(folder, dict(zip(begun.digests, begun.files, strict=True)), bundle.photos)
 
 
 def _base(folder: Path, found: Bundle | None, start: int | None) -> Contents | None:
@@ -203,7 +202,7 @@ class Increment(ABC):
 
     train: Tensor  # images to learn from and
     held: Tensor  # to measure with, as the model takes them
-    left: Left | None = None  # photos that were left out, where the classifier has a closed form
+    told: Left | Held | None = None  # what the page of the new model has of photos that it had not learnt
     yes: bool = False  # whether to learn photos that look mislabelled
 
     def __init__(self, folder: Path, begun: Begun, base: Contents | None, device: torch.device, over: int) -> None:
@@ -240,7 +239,8 @@ class Increment(ABC):
     def commit(self, learnt: Contents) -> Bundle:
         """Make it the next version, and write its page."""
         disk.write(self.folder, learnt.bundle, learnt.tensors, learnt.images, learnt.files, self.over)
-        page.write(self.folder, learnt.bundle, self.left, begin.pictures(self.begun, self.pixels))
+        kept = {file.removesuffix(".png"): pixels for file, pixels in learnt.images.items()}
+        page.write(self.folder, learnt.bundle, self.told, begin.pictures(self.begun, self.pixels) | kept)
         _remember(self.folder, learnt.bundle, self.begun)
         disk.discard(self.folder)
         return learnt.bundle
@@ -286,8 +286,9 @@ class Solving(Increment):
         self._drop(exact, dict(zip(digests, features, strict=True)))
         exact.learn(features, digests, names)
         answers, left_out = exact.solve((features, names))
-        self.left = honest.left(exact, answers, left_out)
-        self._doubt(exact, exact.left_out(features, digests, names) if self.left and not self.yes else None)
+        self.told = left = honest.left(exact, answers, left_out)
+        if left is not None and not self.yes:
+            self._doubt(exact, left, exact.left_out(features, digests, names))
         event = self._event(old, 0, right(exact.names, left_out))
         classes = self._classes(exact.names, event)
         for known in classes:
@@ -308,14 +309,12 @@ class Solving(Increment):
         images = {file: self.pixels[row] for row, (_, file) in rows} if keep == "photos" else {}
         return Contents(made, exact.tensors(answers), images, files=exact.files(made))
 
-    def _doubt(self, exact: Exact, asked: LeftOut | None) -> None:
-        """Refuse new photos that look mislabelled, unless they are wanted as they are."""
-        if self.left is None or asked is None:
-            return
+    def _doubt(self, exact: Exact, left: Left, asked: LeftOut) -> None:
+        """Refuse new photos that look mislabelled."""
         new = {self.begun.digests[row]: self.begun.files[row] for row in self.begun.train}
         told = [
             f"{new[one.digest]}, given as '{exact.names[one.label]}', {honest.looks(exact.names, one)}"
-            for one in honest.suspects(self.left, asked)
+            for one in honest.suspects(left, asked)
         ]
         if told:
             raise EdblError(
@@ -367,7 +366,10 @@ class Training(Increment):
         made = self._bundle(model, made_by, event)
         held = chain(zip(kept_labels, kept, strict=True), zip(held_labels, self.held, strict=True))
         tensors = self.trained_on.tensors(model, made, held) | judged(model.names, told)
-        return Contents(made, tensors, self._images(model, made))
+        learnt = Contents(made, tensors, self._images(model, made))
+        model.factor = factor_of(tensors)
+        self.told = Held(model, *held_out(self.trained_on, learnt))
+        return learnt
 
     def _train(self, model: Model, names: Sequence[str], progress: Progress, *, new: bool, first: bool) -> None:
         epochs = model.learner.epochs(new=new, first=first)
@@ -409,10 +411,12 @@ class Training(Increment):
             yield self.trained_on.kept(self.base, EXEMPLARS), self.base.bundle.files(EXEMPLARS)
 
     def _images(self, model: Model, made: Bundle) -> dict[str, Pixels]:
-        """Return the images that the new model keeps, by file name."""
+        """Return the images that the new model keeps, by file name; those that were read of the model before, too."""
         kept = {file for known in made.classes for file in known.exemplars + known.validation}
+        before = self.base.images if self.base else {}
         rows = zip(self.begun.train + self.begun.held, self.learnt + self.measured, strict=True)
-        images = {file: self.pixels[row] for row, (_, file) in rows if file in kept}
+        images = before | {file: self.pixels[row] for row, (_, file) in rows}
+        images = {file: pixels for file, pixels in images.items() if file in kept}
         return images | self.trained_on.images([known.exemplars for known in made.classes], model.memory)
 
 

@@ -1,11 +1,12 @@
 """What held-out images tell of a model whose classifier is trained: how often it is right, and how sure it may be."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from edbl.app.description import Score
+from edbl.app.description import VALIDATION, Bundle, Score
 from edbl.app.model import Model
 from edbl.nets.closed import calibrated
 
@@ -15,6 +16,31 @@ ENOUGH = 50  # images that were held out, to find it by
 LEAST = 1e-30  # probability, of which the logarithm is taken
 
 Told = list[tuple[Tensor, Sequence[str]]]  # probabilities of images, and their classes
+
+
+class Asked(NamedTuple):
+    """What a model said of photos that it had not learnt."""
+
+    scores: Tensor  # [n, classes], probabilities or other such shares
+    y: Tensor  # [n], their classes
+    digests: Sequence[str]  # of the photos
+
+
+class Held(NamedTuple):
+    """Photos that were held out, as a model takes them, and their classes."""
+
+    model: Model
+    x: Tensor
+    labels: Sequence[str]
+
+    def asked(self, bundle: Bundle) -> Asked:
+        """Return what the model says of them."""
+        digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
+        if not digests:
+            return Asked(torch.zeros(0, 1), torch.zeros(0, dtype=torch.int64), digests)
+        names = bundle.names
+        y = torch.tensor([names.index(name) for name in self.labels])
+        return Asked(self.model.readouts(self.x)[bundle.readout == "nme"], y, digests)
 
 
 def measure(

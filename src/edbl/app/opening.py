@@ -51,13 +51,12 @@ def load(
     also: Sequence[str] = (),
     predict: bool = False,
 ) -> Contents:
-    """Return what is on disk of a model; of kinds of files, those that it learns from and those named ``also``.
+    """Return what is on disk of a model; of kinds of files, those named ``also`` and what it learns from.
 
-    To ``predict``, a closed form wants none.
+    Or it is what it needs to ``predict``.
     """
     inputs = inputs_of(bundle.settings)
-    read = () if predict and bundle.settings.keep else inputs.read
-    contents = disk.load(folder, {*read, *also}, without, bundle)
+    contents = disk.load(folder, {*(inputs.asked_by if predict else inputs.read), *also}, without, bundle)
     if fault := inputs.fault(contents):
         raise disk.damaged(folder, disk.WEIGHTS, fault)
     return contents

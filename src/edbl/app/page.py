@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from edbl import store
 from edbl.app import bundle as disk
@@ -13,6 +12,7 @@ from edbl.app.description import EXEMPLARS, VALIDATION, Bundle
 from edbl.app.exact import Exact
 from edbl.app.honest import Left, Suspect
 from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.measuring import Asked, Held
 from edbl.app.opening import held_out, load, open_model
 from edbl.data.decoding import Pixels
 from edbl.data.threads import in_threads
@@ -36,17 +36,17 @@ Pictures = Mapping[str, Pixels]  # photos at hand, by digest
 def write(
     folder: Path,
     bundle: Bundle,
-    left: Left | None = None,
+    known: Left | Held | None = None,
     pictures: Pictures | None = None,
     place: Path | None = None,
 ) -> Path:
-    """Write the page of a model and return its place. What was ``left`` out as it was solved saves solving it again."""
+    """Write the page of a model and return its place. What is ``known`` of it saves reading and solving it again."""
     pictures = dict(pictures or {})
     for kind in (EXEMPLARS, VALIDATION):
-        if bundle.files(kind):
+        if any(file.removesuffix(".png") not in pictures for file in bundle.files(kind)):
             images = disk.load(folder, [kind], bundle=bundle).images
             pictures |= {file.removesuffix(".png"): pixels for file, pixels in images.items()}
-    made = _closed(folder, bundle, left, pictures) if bundle.settings.keep else _trained(folder, bundle, pictures)
+    made = _page(folder, bundle, known or not_learnt(folder, bundle), pictures)
     place = place or folder / disk.PAGE
     store.write_output(place, html(made).encode())
     return place
@@ -59,16 +59,33 @@ def find(places: Sequence[Path], size: int) -> Pictures:
     return {photos.digest(pixels): pixels for pixels in read if pixels is not None}
 
 
-def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures) -> Model:
-    """Return what there is to say of a model whose classifier has a closed form."""
-    if left is None and bundle.settings.keep != "nothing":
+def not_learnt(folder: Path, bundle: Bundle, device: str = "auto") -> Left | Held | None:
+    """Return the photos of a model on disk that it can be asked about as if it had not learnt them."""
+    if bundle.settings.keep == "nothing":
+        return None
+    if bundle.settings.keep:
         exact = Exact.of(folder, load(folder, bundle))
-        left = honest.left(exact, *exact.solve())
-    if left is None:
+        return honest.left(exact, *exact.solve())
+    contents, model = open_model(folder, device, bundle)
+    return Held(model, *held_out(trained_on(bundle.settings), contents))
+
+
+def _page(folder: Path, bundle: Bundle, known: Left | Held | None, pictures: Pictures) -> Model:
+    """Return what there is to say of a model."""
+    if known is None:
         return _made(folder, bundle, [], NOTHING if bundle.settings.keep == "nothing" else "")
+    told = known.asked(bundle)
+    if isinstance(known, Left):
+        return _of_left(folder, bundle, known, told, pictures)
+    asked = _asked(folder, bundle, told, pictures) if told.digests else []
+    return _made(folder, bundle, asked, HELD_OUT if asked else "No photo was held out.")
+
+
+def _of_left(folder: Path, bundle: Bundle, left: Left, told: Asked, pictures: Pictures) -> Model:
+    """Return what there is to say of a model whose photos were left out one by one."""
     names = bundle.names
     suspects = honest.suspects(left)
-    asked = _asked(folder, bundle, left.told.scores.softmax(1), left.y, left.told.digests, pictures, suspects)
+    asked = _asked(folder, bundle, told, pictures, suspects)
     of = {photo.digest: photo for photo in asked}
     odd = [Odd(of[one.digest], honest.looks(names, one)) for one in suspects]
     needs = {one.label: one for one in honest.needs(left)}
@@ -85,31 +102,16 @@ def _closed(folder: Path, bundle: Bundle, left: Left | None, pictures: Pictures)
     return _made(folder, bundle, asked, how, odd, more, unknown)
 
 
-def _trained(folder: Path, bundle: Bundle, pictures: Pictures) -> Model:
-    """Return what there is to say of a model whose classifier is trained."""
-    contents, model = open_model(folder, bundle=bundle)
-    x, labels = held_out(trained_on(bundle.settings), contents)
-    if not len(x):
-        return _made(folder, bundle, [], "No photo was held out.")
-    cnn, near = model.readouts(x)
-    scores = cnn if bundle.readout == "cnn" else near
-    y = torch.tensor([bundle.names.index(name) for name in labels])
-    digests = [file.removesuffix(".png") for file in bundle.files(VALIDATION)]
-    return _made(folder, bundle, _asked(folder, bundle, scores, y, digests, pictures), HELD_OUT)
-
-
 def _asked(
     folder: Path,
     bundle: Bundle,
-    scores: Tensor,
-    y: Tensor,
-    digests: Sequence[str],
+    told: Asked,
     pictures: Pictures,
     suspects: Sequence[Suspect] = (),
 ) -> list[Photo]:
     """Return photos as they were asked; the odd ones and mistakes are fetched from where they were learnt from."""
-    values, answers = scores.max(1)
-    rows = list(zip(digests, y.tolist(), answers.tolist(), values.tolist(), strict=True))
+    values, answers = told.scores.max(1)
+    rows = list(zip(told.digests, told.y.tolist(), answers.tolist(), values.tolist(), strict=True))
     shown = [*(one.digest for one in suspects), *(digest for digest, label, answer, _ in rows if label != answer)]
     missing = [digest for digest in dict.fromkeys(shown) if digest not in pictures]
     pictures = {**pictures, **places.pictures(folder, missing, bundle.settings.image_size)}
@@ -128,7 +130,7 @@ def _made(
     s, more = bundle.settings, more or {}
     sure = torch.tensor([photo.probability for photo in asked]).double()
     right = torch.tensor([photo.answer == photo.label for photo in asked])
-    probable = asked and (s.keep or bundle.readout == "cnn")  # rather than a distance
+    probable = asked and bundle.readout == "cnn"  # rather than a distance
     return Model(
         name=folder.resolve().name,
         made=f"{count(bundle.classes, 'class')}, version {bundle.version}, {s.method} with {s.backbone}"

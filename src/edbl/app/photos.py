@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from edbl.data.decoding import EXTENSIONS, Decoded, decode, short_side, squared
+from edbl.data.decoding import EXTENSIONS, Decoded, decode, digests, short_side, squared
 from edbl.data.decoding import digest as digest  # by which models name photos
 from edbl.data.folder import Walk
 from edbl.data.threads import in_threads
@@ -162,4 +162,4 @@ def _fill(file: Path) -> None:
 
 def files(classes: Sequence[Array]) -> list[list[str]]:
     """Return the names of the files that a model keeps images as, class by class."""
-    return [[f"{digest(pixels)}.png" for pixels in images] for images in classes]
+    return [[f"{name}.png" for name in digests(images)] for images in classes]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,91 @@ KEPT = {
 }
 
 
+class Trained:
+    """Words for a model whose classifier is trained: it keeps exemplars, and is measured on held-out images."""
+
+    titles: Mapping[Readout, str] = TITLES  # of its classifiers, and of the columns with their accuracy
+    exemplars: Sequence[str] = ("exemplars",)  # a column, if there is one
+    measured: Sequence[str] = ("held out", *TITLES.values())  # columns of `found`
+    how, none = "on held-out images", "no image was held out"
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+
+    def found(self, score: Score) -> list[str]:
+        """Return how many images were told right."""
+        return [str(score.images), *(_percent(score, readout) for readout in self.titles)]
+
+    def kept(self) -> list[str]:
+        """Return what there is to say of what is kept of photos, once."""
+        return []
+
+    def memory(self, megabytes: str) -> str:
+        """Return what is kept of photos, of so many MB."""
+        images = sum(len(known.exemplars) for known in self.bundle.classes)
+        note = " with their features" if self.bundle.settings.tune == "head" else ""
+        return f"{count(images, 'image')}, {megabytes}{note} ({self.bundle.settings.memory})"
+
+    def answers(self) -> list[str]:
+        """Return by what predictions are made."""
+        what = {"cnn": "the net's own classifier (CNN)", "nme": "the nearest mean of exemplars (NME)"}
+        score = self.bundle.history[-1].total()
+        told = f", {_percent(score, self.bundle.readout)} on held-out images" if score.images else ""
+        return [f"predictions by {what[self.bundle.readout]}{told}"]
+
+    def about(self) -> list[str]:
+        """Return the same, for what a model is."""
+        return self.answers()
+
+    def chosen(self) -> list[str]:
+        """Return settings that are no recipe's."""
+        return [f"seed {self.bundle.settings.seed}, {self.bundle.settings.validation:.0%} of images held out"]
+
+
+class Closed(Trained):
+    """Words for a closed form: it has one classifier, and leaves out photos one by one to be measured."""
+
+    titles: Mapping[Readout, str] = {"cnn": "right"}
+    exemplars: Sequence[str] = ()
+    measured: Sequence[str] = ("right", "95% interval")
+    how, none = "with each photo left out in turn", "no image could be left out to measure with"
+
+    def found(self, score: Score) -> list[str]:
+        """Return the same as numbers, as few are no percents."""
+        return [f"{score.cnn} of {score.images}", _interval(score)] if score.images else ["-", "-"]
+
+    def kept(self) -> list[str]:
+        """Return what is kept."""
+        keep = self.bundle.settings.keep
+        assert keep is not None
+        return [KEPT[keep]]
+
+    def memory(self, megabytes: str) -> str:
+        """Return what is kept of photos."""
+        if self.bundle.settings.keep == "nothing":
+            return "no photo, and no features"
+        what = "features" if self.bundle.settings.keep == "features" else "photos and features"
+        return f"{what} of {count(self.bundle.images, 'image')}, {megabytes}"
+
+    def answers(self) -> list[str]:
+        """Return nothing: there is one classifier."""
+        return []
+
+    def about(self) -> list[str]:
+        """Return its accuracy."""
+        event = self.bundle.history[-1]
+        return _accuracy(self, replace(event, classes=[]), event.total())[:1]
+
+    def chosen(self) -> list[str]:
+        """Return the seed."""
+        return [f"seed {self.bundle.settings.seed}"]
+
+
+def words(bundle: Bundle) -> Trained:
+    """Return the words for a model."""
+    return Closed(bundle) if bundle.settings.keep else Trained(bundle)
+
+
 def report(folder: Path, bundle: Bundle) -> RenderableType:
     """Return what the last increment came to."""
     event = bundle.history[-1]
@@ -39,65 +124,45 @@ def report(folder: Path, bundle: Bundle) -> RenderableType:
     lines = [f"{f'made the model {folder}: ' if len(bundle.history) == 1 else ''}{learnt}{'s' * (event.images != 1)}"]
     if event.refreshed:
         lines.append(f"refreshed {count(event.refreshed, 'known class')}{_named(event.refreshed)}")
-    if bundle.settings.keep and len(bundle.history) == 1:
-        lines.append(KEPT[bundle.settings.keep])
-    lines += _accuracy(bundle, event, score)
+    own = words(bundle)
+    if len(bundle.history) == 1:
+        lines += own.kept()
+    lines += _accuracy(own, event, score)
     if (before := total(event.before.values())).images:
         after = total(event.after.values())
         lost = ", ".join(f"{t} {_percent(before, r)} before and {_percent(after, r)} now" for r, t in TITLES.items())
         lines.append(f"known classes on the same {before.images:,} images: {lost}")
     if len(bundle.classes) == 1:
         lines.append("a model of one class always answers with it; add more classes")
-    lines.append(f"{memory(folder, bundle)}; {event.seconds:,.1f} s{_readout(bundle)}")
+    lines.append("; ".join([memory(folder, bundle), f"{event.seconds:,.1f} s", *own.answers()]))
     return Group(*(escape(line) for line in lines), *by_class(bundle, event))
 
 
-def _accuracy(bundle: Bundle, event: Event, score: Score) -> list[str]:
+def _accuracy(own: Trained, event: Event, score: Score) -> list[str]:
     if not score.images:
-        return ["no image could be left out to measure with" if bundle.settings.keep else "no image was held out"]
+        return [own.none]
     old = [name for name in event.scores if name not in event.classes]
     parts = {"all": score}
     if event.classes:
         parts |= {"old": event.total(old), "new": event.total(event.classes)}
-    how = "with each photo left out in turn" if bundle.settings.keep else "on held-out images"
     return [
-        f"accuracy {how}{f', {title}' if title != 'right' else ''}: "
+        f"accuracy {own.how}{f', {title}' if title != 'right' else ''}: "
         + ", ".join(
             f"{name} classes {_told(s, readout, name == 'all')}"
             for name, s in parts.items()
-            if s.images and (name != "new" or len(event.classes) < len(bundle.classes))
+            if s.images and (name != "new" or len(event.classes) < len(own.bundle.classes))
         )
-        for readout, title in readouts(bundle).items()
+        for readout, title in own.titles.items()
     ]
-
-
-def readouts(bundle: Bundle) -> dict[Readout, str]:
-    """Return the classifiers of a model, and what columns with their accuracy are called."""
-    return {"cnn": "right"} if bundle.settings.keep else TITLES
-
-
-def _measured(bundle: Bundle) -> list[str]:
-    """Return the headings of `_found`."""
-    if bundle.settings.keep:
-        return ["right", "95% interval"]
-    return ["held out", *TITLES.values()]
-
-
-def _found(bundle: Bundle, score: Score) -> list[str]:
-    """Return how many images of a class were told right; of a closed form as numbers, as few are no percents."""
-    if not bundle.settings.keep:
-        return [str(score.images), *(_percent(score, readout) for readout in TITLES)]
-    return [f"{score.cnn} of {score.images}", _interval(score)] if score.images else ["-", "-"]
 
 
 def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
     """Return a table of the classes with their accuracy; of many, the worst alone."""
     table = Table(box=None, pad_edge=False)
-    titles = readouts(bundle)
-    kept = [] if bundle.settings.keep else ["exemplars"]
-    headings = ["class", "images", *kept, *_measured(bundle)]
+    own = words(bundle)
+    headings = ["class", "images", *own.exemplars, *own.measured]
     if event.before:
-        headings.append(f"{titles[bundle.readout]} before")
+        headings.append(f"{own.titles[bundle.readout]} before")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "class" else "right", overflow="fold")
     known, rest = bundle.classes, list[Known]()
@@ -106,7 +171,7 @@ def by_class(bundle: Bundle, event: Event) -> list[RenderableType]:
         known, rest = known[:ROWS], known[ROWS:]
     for k in known:
         score = event.scores[k.name]
-        row = [escape(k.name), f"{k.images:,}", *([str(len(k.exemplars))] if kept else []), *_found(bundle, score)]
+        row = [escape(k.name), f"{k.images:,}", *[str(len(k.exemplars))] * len(own.exemplars), *own.found(score)]
         if event.before:
             row.append(_percent(event.before.get(k.name, Score(0, 0, 0)), bundle.readout))
         table.add_row(*row)
@@ -124,20 +189,15 @@ def _order(score: Score, readout: Readout) -> float:
 def info(folder: Path, bundle: Bundle) -> RenderableType:
     """Return what a model is and has been through."""
     others = [number for number in disk.versions(folder) if number != bundle.version]
-    s, score = bundle.settings, bundle.history[-1].total()
+    s, own = bundle.settings, words(bundle)
     lines = [
         f"{folder}: {count(bundle.classes, 'class')}, {s.method} with {s.backbone}"
         + f"{inputs_of(s).backbone_note}, images of {s.image_size} x {s.image_size}"
         + (f", features by {s.engine}" if s.tune == "head" else ""),
         memory(folder, bundle),
-        *([KEPT[s.keep]] if s.keep else []),
-        *(_accuracy(bundle, replace(bundle.history[-1], classes=[]), score)[:1] if s.keep else [_readout(bundle)[2:]]),
-        ", ".join(
-            [
-                f"seed {s.seed}, {s.validation:.0%} of images held out" if not s.keep else f"seed {s.seed}",
-                *(f"{key}={value}" for key, value in s.given.items()),
-            ]
-        ),
+        *own.kept(),
+        *own.about(),
+        ", ".join([*own.chosen(), *(f"{key}={value}" for key, value in s.given.items())]),
         f"version {bundle.version}"
         + (f"; {count(others, 'other version')}: {command('history', folder)} lists them" if others else ""),
     ]
@@ -163,14 +223,13 @@ def happened(event: Event) -> str:
 
 
 def _past(bundle: Bundle) -> Table:
-    past, titles = Table(box=None, pad_edge=False), readouts(bundle)
-    kept = [] if bundle.settings.keep else ["exemplars"]
-    for heading in ("date", "what", "images", *kept, *titles.values(), "seconds"):
+    past, own = Table(box=None, pad_edge=False), words(bundle)
+    for heading in ("date", "what", "images", *own.exemplars, *own.titles.values(), "seconds"):
         text = heading in ("date", "what")
         past.add_column(heading, justify="left" if text else "right", overflow="fold")
     for event in bundle.history:
-        numbers = [f"{event.images:,}", *([f"{event.exemplars:,}"] if kept else [])]
-        numbers += [_percent(event.total(), r) for r in titles]
+        numbers = [f"{event.images:,}", *[f"{event.exemplars:,}"] * len(own.exemplars)]
+        numbers += [_percent(event.total(), r) for r in own.titles]
         past.add_row(_when(event.date), escape(happened(event)), *numbers, f"{event.seconds:,.1f}")
     return past
 
@@ -205,16 +264,15 @@ def version_values(now: Bundle, one: Bundle) -> dict[str, Any]:
 
 
 def _classes(bundle: Bundle) -> Table:
-    table = Table(box=None, pad_edge=False)
-    kept = [] if bundle.settings.keep else ["exemplars"]
-    for heading in ("class", "learnt", "refreshed", "images", *kept, *_measured(bundle)):
+    table, own = Table(box=None, pad_edge=False), words(bundle)
+    for heading in ("class", "learnt", "refreshed", "images", *own.exemplars, *own.measured):
         text = heading in ("class", "learnt", "refreshed")
         table.add_column(heading, justify="left" if text else "right", overflow="fold")
     for k in bundle.classes:
         score = bundle.history[-1].scores[k.name]
-        counts = f"{k.images:,}", *([str(len(k.exemplars))] if kept else [])
+        counts = f"{k.images:,}", *[str(len(k.exemplars))] * len(own.exemplars)
         days = [_when(date)[:10] if date else "" for date in (k.learnt, k.refreshed)]
-        table.add_row(escape(k.name), *days, *counts, *_found(bundle, score))
+        table.add_row(escape(k.name), *days, *counts, *own.found(score))
     return table
 
 
@@ -230,22 +288,14 @@ def info_values(folder: Path, bundle: Bundle) -> dict[str, Any]:
         entry["validation"] = len(known.files(VALIDATION))
         del entry["photos"], entry["features"]
     for event, entry in zip(bundle.history, values["history"], strict=True):
-        entry["accuracy"] = {r: _finite(event.total().share(r)) for r in readouts(bundle)}
+        entry["accuracy"] = {r: _finite(event.total().share(r)) for r in words(bundle).titles}
     return values
 
 
 def memory(folder: Path, bundle: Bundle) -> str:
     """Return what a model keeps of photos, and its size, in words."""
-    s, whole = bundle.settings, f"{disk.size(folder) / 1e6:.2f} MB in all"
     megabytes = f"{disk.memory_bytes(folder, bundle) / 1e6:.2f} MB"
-    if s.keep == "nothing":
-        return f"memory: no photo, and no features; {whole}"
-    if s.keep:
-        what = "features" if s.keep == "features" else "photos and features"
-        return f"memory: {what} of {count(bundle.images, 'image')}, {megabytes}; {whole}"
-    images = sum(len(known.exemplars) for known in bundle.classes)
-    note = " with their features" if s.tune == "head" else ""
-    return f"memory: {count(images, 'image')}, {megabytes}{note} ({s.memory}); {whole}"
+    return f"memory: {words(bundle).memory(megabytes)}; {disk.size(folder) / 1e6:.2f} MB in all"
 
 
 def predictions(found: Sequence[Prediction]) -> Table:
@@ -285,15 +335,6 @@ def csv_row(p: Prediction, top: int) -> list[str]:
     """Return a prediction as the cells of a line; they are empty but for the error if there is one."""
     cells = [cell for name, score in p.best for cell in (name, f"{score:.6f}")]
     return [shown(p.path), *(cells or [""] * 2 * top), "" if p.bad else str(p.unknown).lower(), p.bad]
-
-
-def _readout(bundle: Bundle) -> str:
-    if bundle.settings.keep:
-        return ""
-    what = {"cnn": "the net's own classifier (CNN)", "nme": "the nearest mean of exemplars (NME)"}[bundle.readout]
-    score = bundle.history[-1].total()
-    told = f", {_percent(score, bundle.readout)} on held-out images" if score.images else ""
-    return f"; predictions by {what}{told}"
 
 
 def _when(date: str) -> str:

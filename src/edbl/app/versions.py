@@ -4,7 +4,6 @@ from pathlib import Path
 
 from edbl.app import bundle as disk
 from edbl.app import places
-from edbl.app.begin import had
 from edbl.app.description import Bundle
 from edbl.app.exact import Exact, drop_stale
 from edbl.app.opening import load, open_model
@@ -49,13 +48,9 @@ def prune(folder: Path) -> int:
     """
     with disk.changing(folder) as found:
         others = [disk.read_version(folder, number) for number in disk.versions(folder) if number != found.version]
-        gone = {digest for one in others for digest in _digests(one)} - _digests(found)
+        gone = {digest for one in others for digest in one.photos} - found.photos.keys()
         freed = drop_stale(folder, found) + disk.prune(folder, found)
         if gone and (kept := cache.usual()):
             kept.drop(gone)
-            places.remember(folder, {}, _digests(found))
+            places.remember(folder, {}, found.photos)
         return freed
-
-
-def _digests(bundle: Bundle) -> set[str]:
-    return {digest for known in bundle.classes for digest in had(known)}

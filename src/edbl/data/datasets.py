@@ -75,7 +75,7 @@ GIVEN = "given"  # the name of data that a call is given, until their fingerprin
 
 @dataclass(frozen=True)
 class Source:
-    """A data set with a name: its files, how it is read, and the recipe settings that suit it."""
+    """A data set with a name: its files, how it is read, and the recipe settings that are facts of its images."""
 
     name: str
     title: str
@@ -106,7 +106,7 @@ def source(name: str) -> Source:
 
 
 def defaults(name: str) -> Mapping[str, object]:
-    """Return the recipe settings that suit a data set or a folder of images, by dotted key."""
+    """Return the recipe settings that are facts of a data set or a folder of images, by dotted key."""
     if name in DATASETS:
         return DATASETS[name].defaults
     if is_folder(name):
@@ -305,9 +305,6 @@ def _settings(
     pad: int,
     mean: tuple[float, ...],
     std: tuple[float, ...],
-    backbone: str,
-    memory: str,
-    tasks: int = 5,
     view: int = 0,
 ) -> Mapping[str, object]:
     return {
@@ -316,9 +313,6 @@ def _settings(
         "data.pad": pad,
         "data.mean": mean,
         "data.std": std,
-        "net.backbone": backbone,
-        "memory": memory,
-        "stream.tasks": tasks,
     }
 
 
@@ -337,7 +331,7 @@ DATASETS: dict[str, Source] = {
             10,
             (CIFAR10,),
             load_cifar10,
-            _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD, "resnet32", "total=200"),
+            _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD),
         ),
         Source(
             "cifar100",
@@ -345,7 +339,7 @@ DATASETS: dict[str, Source] = {
             100,
             (CIFAR100,),
             load_cifar100,
-            _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD, "resnet32", "total=2000"),
+            _settings("crop-flip", 4, CIFAR_MEAN, CIFAR_STD),
         ),
         Source(
             "tiny-imagenet",
@@ -353,7 +347,7 @@ DATASETS: dict[str, Source] = {
             200,
             (tiny.FILE,),
             tiny.load,
-            _settings("flip", 0, TINY_MEAN, TINY_STD, "resnet18", "per_class=20"),
+            _settings("flip", 0, TINY_MEAN, TINY_STD),
         ),
         Source(
             "fashion-mnist",
@@ -361,7 +355,7 @@ DATASETS: dict[str, Source] = {
             10,
             FASHION,
             load_fashion,
-            _settings("crop-flip", 4, (0.2190,), (0.3318,), "resnet32", "total=200"),
+            _settings("crop-flip", 4, (0.2190,), (0.3318,)),
         ),
         *(
             Source(
@@ -370,13 +364,11 @@ DATASETS: dict[str, Source] = {
                 classes,
                 (),
                 partial(load_imagenet, name=name, classes=classes),
-                _settings(
-                    "resize-flip", 0, IMAGENET_MEAN, IMAGENET_STD, "resnet18-large", memory, 10, view=imagenet.VIEW
-                ),
+                _settings("resize-flip", 0, IMAGENET_MEAN, IMAGENET_STD, view=imagenet.VIEW),
             )
-            for name, title, classes, train, test, memory in (
-                ("imagenet100", "ImageNet-100", 100, 129_000, 5_000, "total=2000"),
-                ("imagenet", "ImageNet-1000", 1000, 1_281_167, 50_000, "total=20000"),
+            for name, title, classes, train, test in (
+                ("imagenet100", "ImageNet-100", 100, 129_000, 5_000),
+                ("imagenet", "ImageNet-1000", 1000, 1_281_167, 50_000),
             )
         ),
         Source(
@@ -385,7 +377,7 @@ DATASETS: dict[str, Source] = {
             10,
             (),
             load_sklearn_digits,
-            _settings("crop", 1, (0.3,), (0.38,), "small", "total=50"),
+            _settings("crop", 1, (0.3,), (0.38,)),
         ),
         *(
             Source(
@@ -394,7 +386,7 @@ DATASETS: dict[str, Source] = {
                 20,
                 (CIFAR100,),
                 partial(load_cifar100_block, number=number),
-                _settings("crop-flip", 2, CIFAR_MEAN, CIFAR_STD, "small", "total=400"),
+                _settings("crop-flip", 2, CIFAR_MEAN, CIFAR_STD),
             )
             for number in range(blocks.BLOCKS)
         ),
@@ -405,12 +397,12 @@ DATASETS: dict[str, Source] = {
                 10,
                 (CIFAR10,),
                 partial(load_cifar10_part, number=number),
-                _settings("crop-flip", 2, CIFAR_MEAN, CIFAR_STD, "small", "total=100"),
+                _settings("crop-flip", 2, CIFAR_MEAN, CIFAR_STD),
             )
             for number in range(blocks.PARTS)
         ),
     )
 }
-FOLDER_DEFAULTS = _settings("crop-flip", 4, IMAGENET_MEAN, IMAGENET_STD, "resnet32", "per_class=20", tasks=2)
+FOLDER_DEFAULTS = _settings("crop-flip", 4, IMAGENET_MEAN, IMAGENET_STD)
 # Nobody knows what users' data are: nothing is done to images that might change their class.
-GIVEN_DEFAULTS = _settings("none", 4, (0.5,), (0.25,), "resnet32", "per_class=20")
+GIVEN_DEFAULTS = _settings("none", 4, (0.5,), (0.25,))

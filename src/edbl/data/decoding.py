@@ -1,6 +1,7 @@
 """One image, from a file or from bytes, as a square of 8-bit pixels. Nothing here needs PyTorch."""
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -106,6 +107,11 @@ def squared(image: Image.Image, size: int, linear: bool = False) -> Pixels:
 def digest(pixels: npt.NDArray[np.uint8]) -> str:
     """Return the name that an image has by its pixels."""
     return hashlib.sha256(repr(pixels.shape).encode() + pixels.tobytes()).hexdigest()[:32]
+
+
+def digests(images: Iterable[npt.NDArray[np.uint8]]) -> list[str]:
+    """Return the name of each image."""
+    return [digest(pixels) for pixels in images]
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 import torch
@@ -97,6 +97,11 @@ class Far:
         self.rows, self.numbers, self.device = tuple(rows), numbers, device
         self.ends = np.cumsum([len_of(rows) for rows in self.rows])
         self.dtype, self.is_cuda = torch.uint8, device.type == "cuda"
+
+    @classmethod
+    def __torch_function__(cls, called: object, types: object, args: Any = (), kwargs: object = None) -> Any:
+        """Let `torch.cat` put images together, of which some are far; they stay where they are."""
+        return _cat(args[0]) if called is torch.cat and len(args) == 1 and not kwargs else NotImplemented
 
     @staticmethod
     def all_of(rows: Rows) -> "Far":
@@ -201,10 +206,7 @@ def near(x: Tensor) -> Tensor:
     return x if apart is None else apart.here()
 
 
-def cat(parts: Sequence[Tensor]) -> Tensor:
-    """Return all images of some parts, one part after the other; far ones stay where they are."""
-    if not any(isinstance(part, Far) for part in parts):
-        return torch.cat(list(parts))
+def _cat(parts: Sequence[Tensor]) -> Tensor:
     rows: list[Rows] = []
     numbers = []
     own = [Far.all_of(Held(part.cpu())) if (one := far(part)) is None else one for part in parts]

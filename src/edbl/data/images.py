@@ -65,7 +65,7 @@ class Images:
         """Return all images of ``parts``, one part after the other; what a part lacks is NaN, of whole numbers -1."""
         names = dict.fromkeys(name for part in parts for name in part.extra)
         extra = {name: _filled(name, parts) for name in names}
-        return Images(far.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), extra)
+        return Images(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), extra)
 
 
 def _filled(name: str, parts: Sequence[Images]) -> Tensor:

@@ -43,33 +43,36 @@ class Saved:
 
 
 class Checkpoints:
-    """The checkpoints of one run; of several processes, the first writes them, and says which of them all read."""
+    """The checkpoints of one run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def save(self, name: str, saved: Saved) -> None:
         """Write a checkpoint."""
-        if group.leads():
-            self.folder.mkdir(exist_ok=True)
-            store.save(self.folder, name, saved.values, saved.tensors)
+        self.folder.mkdir(exist_ok=True)
+        store.save(self.folder, name, saved.values, saved.tensors)
 
     def load(self, name: str, kind: type = dict[str, object]) -> Saved | None:
         """Return a checkpoint with values of some ``kind``, or None if it is missing, truncated or altered."""
-        found: tuple[Any, dict[str, Tensor]] | None = store.find(self.folder, name, kind) if group.leads() else None
-        if not group.told(found is not None):
-            return None
-        values, tensors = found or store.load(self.folder, name, kind)
-        return Saved(tensors, values, self.folder / f"{name}.json")
+        found: tuple[Any, dict[str, Tensor]] | None = store.find(self.folder, name, kind)
+        return Saved(found[1], found[0], self._path(name)) if found else None
 
     def newest_task(self, below: int) -> tuple[int, Saved] | None:
         """Return the newest intact state after a task before ``below``."""
-        return self._newest("task-{}", below)
+        for number in reversed(self._there("task-{}")):
+            if number < below and (saved := self.load(f"task-{number}")) is not None:
+                return number, saved
+        return None
 
-    def newest_epoch(self, task: int, phase: int) -> Saved | None:
-        """Return the newest intact state inside a phase."""
-        found = self._newest(f"task-{task}-phase-{phase}-epoch-{{}}", None, Reached)
-        return found[1] if found else None
+    def newest_of_phase(self, task: int, phase: int) -> Saved | None:
+        """Return the newest intact state of a phase: after it, or inside it."""
+        name = f"task-{task}-phase-{phase}"
+        done = [name] if phase in self._there(f"task-{task}-phase-{{}}") else []
+        for one in [*done, *(f"{name}-epoch-{epoch}" for epoch in reversed(self._there(f"{name}-epoch-{{}}")))]:
+            if (saved := self.load(one, Reached)) is not None:
+                return saved
+        return None
 
     def names(self) -> list[str]:
         """Return the names of all checkpoints, intact or not."""
@@ -77,7 +80,7 @@ class Checkpoints:
 
     def forget(self, names: Iterable[str]) -> None:
         """Delete checkpoints."""
-        for name in names if group.leads() else ():
+        for name in names:
             store.remove(self.folder, name)
 
     def save_task(self, task: int, tensors: dict[str, Tensor]) -> None:
@@ -100,13 +103,40 @@ class Checkpoints:
         stems = (numbers.fullmatch(path.stem) for path in self.folder.glob("*.json"))
         return sorted(int(match[1]) for match in stems if match)
 
-    def _newest(self, pattern: str, below: int | None, kind: type = dict[str, object]) -> tuple[int, Saved] | None:
-        for number in reversed(group.told(self._numbers(pattern))):
-            if below is None or number < below:
-                saved = self.load(pattern.format(number), kind)
-                if saved is not None:
-                    return number, saved
-        return None
+    def _there(self, pattern: str) -> list[int]:
+        """Return the numbers of the checkpoints from which the newest is looked for."""
+        return self._numbers(pattern)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / f"{name}.json"
+
+
+class Shared(Checkpoints):
+    """The checkpoints of several processes: the first one writes them, and says which of them all read."""
+
+    def save(self, name: str, saved: Saved) -> None:
+        """Write a checkpoint."""
+        if group.leads():
+            super().save(name, saved)
+
+    def load(self, name: str, kind: type = dict[str, object]) -> Saved | None:
+        """Return a checkpoint, or None if it is not there for the first process."""
+        found = super().load(name, kind) if group.leads() else None
+        if not group.told(found is not None):
+            return None
+        if found is None:
+            loaded: tuple[Any, dict[str, Tensor]] = store.load(self.folder, name, kind)
+            found = Saved(loaded[1], loaded[0], self._path(name))
+        return found
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Delete checkpoints."""
+        if group.leads():
+            super().forget(names)
+
+    def _there(self, pattern: str) -> list[int]:
+        found: list[int] = group.told(super()._there(pattern))
+        return found
 
 
 def _numbers(rows: list[list[float | None]]) -> list[list[float]]:
@@ -186,7 +216,7 @@ class Saver:
         """Take the net over from the newest checkpoint; a phase that is finished has the state after its last epoch."""
         if self.checkpoints is None:
             return State()
-        saved = self.checkpoints.load(self.name, Reached) or self.checkpoints.newest_epoch(self.task, self.phase)
+        saved = self.checkpoints.newest_of_phase(self.task, self.phase)
         if saved is None:
             return State()
         try:

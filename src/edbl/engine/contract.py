@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from edbl import users
+from edbl.data.stream import Task
 from edbl.errors import EdblError
-from edbl.memory import Memory
+from edbl.memory import Budget, Memory
 from edbl.methods.base import Draw, Method, Phase
 from edbl.nets.net import Head, Net
 from edbl.schedule import Optim, Schedule
@@ -147,7 +149,24 @@ def versions(params: Sequence[Tensor]) -> int:
     return sum(p._version for p in params)
 
 
-def settled(method: Method, device: torch.device) -> dict[str, Tensor]:
+def check_end(method: Method, task: Task, budget: Budget, device: torch.device, held: Mapping[str, object]) -> None:
+    """Refuse what the record would not tell, or what a kill would lose, of what ``held`` was before the task too."""
+    seen = task.seen
+    check_net(method, seen, "end")
+    if not isinstance(method.memory, Memory):
+        raise EdblError(f"`self.memory` of {method.name} is {_kind(method.memory)}; `self.memory.replace` changes it")
+    method.memory.check(budget, seen)
+    method.state = _settled(method, device)
+    if method.logged:
+        name = next(iter(method.logged))
+        raise EdblError(f"'{name}' is logged outside of a loss; `self.log` notes numbers of training steps")
+    now = users.held(type(method))
+    if odd := sorted(k for k in {**held, **now} if held.get(k) != now.get(k)):
+        what = f"`{odd[0]}` has changed in task {task.index + 1}, and a kill would lose what classes and files hold"
+        raise EdblError(f"{what}; keep tensors in `self.state`")
+
+
+def _settled(method: Method, device: torch.device) -> dict[str, Tensor]:
     """Return a method's state as a checkpoint gives it back: tensors of their own, which nothing else changes."""
     state: Any = method.state
     if not isinstance(state, dict):
@@ -160,12 +179,6 @@ def settled(method: Method, device: torch.device) -> dict[str, Tensor]:
             raise EdblError(f"`self.state[{name!r}]` of {method.name} is {what}; keep dense tensors there")
         state[name] = value.detach().to(device).clone(memory_format=torch.contiguous_format)
     return state
-
-
-def check_memory(method: Method) -> None:
-    """Refuse a memory that is none."""
-    if not isinstance(method.memory, Memory):
-        raise EdblError(f"`self.memory` of {method.name} is {_kind(method.memory)}; `self.memory.replace` changes it")
 
 
 def _kind(thing: object) -> str:

@@ -22,21 +22,24 @@ PIXELS = 1_000_000  # of one batch: enough to keep a device busy, little enough 
 
 @torch.no_grad()
 def outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
-    """Return the net's output for all images, in evaluation mode; several processes share them out."""
+    """Return the net's output for all images, in evaluation mode."""
     net.eval()
-    if 1 < group.size() <= len(images):
-        with apart():
-            logits, features, more = _outputs(net, images[group.own(len(images))], transform)
-        parts = {name: group.gathered(part, len(images)) for name, part in more.items()}
-        return Output(group.gathered(logits, len(images)), group.gathered(features, len(images)), parts)
-    return _outputs(net, images, transform)
-
-
-def _outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
     size = images.x.shape[2:].numel() if images.x.ndim == 4 else images.x.shape[-1]
     parts = [net(transform.normalise(x)) for x in images.x.split(max(1, PIXELS // size))]
     more = {name: torch.cat([p.more[name] for p in parts]) for name in parts[0].more}
     return Output(torch.cat([p.logits for p in parts]), torch.cat([p.features for p in parts]), more)
+
+
+@torch.no_grad()
+def shared_outputs(net: Net, images: Images, transform: Transform | Views) -> Output:
+    """Return the same; several processes share the images out."""
+    number = len(images)
+    if number < group.size():
+        return outputs(net, images, transform)
+    with apart():
+        logits, features, more = outputs(net, images[group.own(number)], transform)
+    parts = {name: group.gathered(part, number) for name, part in more.items()}
+    return Output(group.gathered(logits, number), group.gathered(features, number), parts)
 
 
 def class_means(memory: Memory, features: Callable[[Images], Tensor], flips: bool) -> Tensor:

@@ -12,10 +12,10 @@ from torch.optim.sgd import sgd
 from edbl import group
 from edbl.data.augment import Transform, Views
 from edbl.data.devices import usable
-from edbl.data.far import far, near
+from edbl.data.far import far
 from edbl.data.mixing import Batch
 from edbl.engine import contract
-from edbl.engine.checkpoint import Saved, State
+from edbl.engine.checkpoint import State
 from edbl.engine.progress import LOSS, Progress
 from edbl.errors import Diverged, EdblError, happened
 from edbl.methods.base import Draw, Phase
@@ -49,6 +49,7 @@ class Loop:
     bf16: bool
     graph: bool
     note: Callable[[str], None] = lambda _: None  # tells something about how steps are computed
+    shared: bool = False  # by several processes
 
     def fit(
         self,
@@ -64,10 +65,11 @@ class Loop:
         step = Step(
             phase, net.head.classes, self.transform, generator, bf16=self.bf16, graph=self.graph, note=self.note
         )
-        try:
-            step.optimiser.load(state.optimiser)
-        except ValueError as error:
-            raise (state.saved or Saved({}, {})).unfit(error) from error
+        if state.saved is not None:
+            try:
+                step.optimiser.load(state.optimiser)
+            except ValueError as error:
+                raise state.saved.unfit(error) from error
         net.train(phase.train_mode)
         if generator.device.type == "cuda":
             self.progress.busy("compiling kernels, once per machine")
@@ -77,8 +79,9 @@ class Loop:
                 seed = self.seeds.number(*place, "epoch", epoch)
                 step.generator.manual_seed(seed)
                 torch.manual_seed(seed ^ 1)  # for a module's own draws, such as dropout's
+                rate = phase.schedule.rate(epoch, phase.optim.warmup)
                 try:
-                    means = self._epoch(phase, step, epoch)
+                    means = self._epoch(phase, step, epoch, rate)
                 except Exception as error:
                     if isinstance(error, torch.OutOfMemoryError):
                         error.__dict__["images"] = step.images
@@ -92,7 +95,7 @@ class Loop:
                     within = watch.accuracy(phase)
                     state.within.append([float(state.epoch), *within])
                     net.train(phase.train_mode)
-                self.progress.trained(state.epoch, means, phase.schedule.rate(epoch, phase.optim.warmup), within)
+                self.progress.trained(state.epoch, means, rate, within)
                 if state.epoch < phase.schedule.epochs:
                     state.optimiser = step.optimiser.state()
                     if epoch == first and phase.optimiser and isinstance(step.optimiser, Foreign):
@@ -105,16 +108,15 @@ class Loop:
             before = _structure(net)
             phase.finish()
             if _structure(net) != before:  # a run that was killed after it could not load the net
-                raise EdblError(
-                    f"`finish` of phase '{phase.name}' changes the structure of the network; do that in `end`"
-                )
+                what = f"`finish` of phase '{phase.name}' changes the structure of the network"
+                raise EdblError(f"{what}; do that in `end`")
 
-    def _epoch(self, phase: Phase, step: "Step", epoch: int) -> dict[str, float]:
+    def _epoch(self, phase: Phase, step: "Step", epoch: int, rate: float) -> dict[str, float]:
         """Make the steps of an epoch, and return the means of their loss and of what it logged, by name."""
         batches = phase.draw.sampler(step.generator)  # [steps, batch]
         if not step.calls:
             contract.check_batches(phase, batches)
-        step.begin_epoch(batches, phase.schedule.rate(epoch, phase.optim.warmup))
+        step.begin_epoch(batches, rate)
         self.progress.epoch(epoch, len(batches))
         for number in range(len(batches)):
             step()
@@ -123,14 +125,13 @@ class Loop:
         losses, *logs = torch.stack([step.losses, *step.logs.values()]).cpu()
         if not losses.isfinite().all():
             at = int((~losses.isfinite()).nonzero()[0])
-            raise Diverged(
-                f"the loss became {losses[at]:f} in {phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)};"
-                f" {ADVICE}"
-            )
+            where = f"{phase.name} epoch {epoch + 1}, step {at + 1} of {len(losses)}"
+            raise Diverged(f"the loss became {losses[at]:f} in {where}; {ADVICE}")
         # No loss has seen the last step, and the fused kernels' ReLU makes 0 of NaN, which losses do not show.
         if not torch.cat([p.detach().flatten() for p in phase.params]).isfinite().all():
             raise Diverged(f"weights became infinite in {phase.name} epoch {epoch + 1}; {ADVICE}")
-        group.check_same("the loss", losses.tolist())
+        if self.shared:
+            group.check_same("the loss", losses.tolist())
         return {LOSS: float(losses.mean())} | {k: float(log.mean()) for k, log in zip(step.logs, logs, strict=True)}
 
     def show(self, net: Net, draw: Draw, place: Sequence[int | str]) -> None:
@@ -143,7 +144,7 @@ class Loop:
             while left > 0:
                 batches = draw.sampler(generator)[:left]
                 for index in batches:
-                    net((draw.augment or self.transform.augment)(near(draw.data[index].x), generator))
+                    net((draw.augment or self.transform.augment)(draw.data[index].here().x, generator))
                 left -= len(batches)
         net.eval()
 

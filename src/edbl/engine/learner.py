@@ -17,7 +17,7 @@ from edbl.data.images import Images
 from edbl.data.stream import Task
 from edbl.engine import contract, environment, room, trial
 from edbl.engine.checkpoint import Checkpoints, Saved, Saver, State, net_tensors
-from edbl.engine.evaluate import outputs
+from edbl.engine.evaluate import outputs, shared_outputs
 from edbl.engine.fit import Loop, Watch
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
@@ -74,8 +74,9 @@ class Learner:
         self.progress = progress
         self.seeds = Seeds(training.seed)
         self.notes = list(notes)  # what a record should say of how it computes
-        bf16 = environment.in_bf16(training.precision, device)
-        self.loop = Loop(transform, self.seeds, progress, bf16, training.graph and group.size() == 1, self._note)
+        bf16, self.alone = environment.in_bf16(training.precision, device), group.size() == 1
+        graph = training.graph and self.alone and device.type == "cuda"
+        self.loop = Loop(transform, self.seeds, progress, bf16, graph, self._note, shared=not self.alone)
         self.kind = kind = kind or find_method(training.method)  # once: a file may be edited while a run goes on
         self.seen = transform.seen(shape) if isinstance(transform, Transform) else shape
         self.make = built = make or named.maker(
@@ -104,13 +105,13 @@ class Learner:
         made = built(generator).to(self.device)
         if self.training.net.frozen:
             stay(made)
-        fuse = bf16 and self.training.fused and group.size() == 1 and not self.training.net.frozen
+        fuse = bf16 and self.training.fused and self.alone and not self.training.net.frozen
         shape = trial.shape_of(made, self.seen, self.training.optim.batch) if fuse else None
         for note in trial.settle(self.device, shape, self.progress):
             self._note(note)
         if isinstance(made, ResNet) and fuse:
             made.fuse(self.seen)
-        if group.size() > 1:
+        if not self.alone:
             share(made)
         return made
 
@@ -138,7 +139,7 @@ class Learner:
     def _method(self, training: Training, task: int, net: Net, memory: Memory, state: dict[str, Tensor]) -> Method:
         """Return the method as it is when a run goes on: with its net, memory and state, and no other attributes."""
         tools = Tools(
-            partial(outputs, transform=self.transform),
+            partial(outputs if self.alone else shared_outputs, transform=self.transform),
             self.transform.normalise,
             self.transform.augment,
             partial(self.seeds.generator, CPU, "task", task, "method"),
@@ -232,23 +233,9 @@ class Learner:
             self.progress.busy("choosing exemplars" if self.budget.count else "finishing the task")
             with stopwatch(learnt.seconds, "memory"):
                 self.method.end(task)
-        self._check_end(task, held)
+        contract.check_end(self.method, task, self.budget, self.device, held)
         self.progress.learnt(task.index)
         return learnt
-
-    def _check_end(self, task: Task, held: Mapping[str, object]) -> None:
-        """Refuse what the record would not tell, or what a kill would lose."""
-        contract.check_net(self.method, task.seen, "end")
-        contract.check_memory(self.method)
-        self.memory.check(self.budget, task.seen)
-        self.method.state = contract.settled(self.method, self.device)
-        if self.method.logged:
-            name = next(iter(self.method.logged))
-            raise EdblError(f"'{name}' is logged outside of a loss; `self.log` notes numbers of training steps")
-        now = users.held(self.kind)
-        if odd := sorted(k for k in {**held, **now} if held.get(k) != now.get(k)):
-            what = f"`{odd[0]}` has changed in task {task.index + 1}, and a kill would lose what classes and files hold"
-            raise EdblError(f"{what}; keep tensors in `self.state`")
 
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -233,7 +232,22 @@ class Beat(Count):
         )
 
 
-class Bars(Count):
+class OnTerminal:
+    """What a terminal shows from when it is entered until it is left; elsewhere nothing is shown."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def __enter__(self) -> Self:
+        if self._live.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+
+class Bars(Count, OnTerminal):
     """Live bars on a terminal: task, phase, epoch, loss, images/s, time left; elsewhere a line per task."""
 
     def __init__(self, console: Console) -> None:
@@ -242,17 +256,8 @@ class Bars(Count):
         self._loss: float | None = None  # unless it was looked at
         self._busy = ""
         self._looked = time.monotonic()
-        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
+        OnTerminal.__init__(self, live)
 
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         """Announce a phase."""

@@ -15,7 +15,7 @@ from edbl.data import datasets
 from edbl.data.images import Dataset
 from edbl.engine import environment
 from edbl.engine.callbacks import Callback, Facts, Listeners, Teller
-from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints
+from edbl.engine.checkpoint import CHECKPOINTS, Checkpoints, Shared
 from edbl.engine.evaluate import accuracy_within, evaluate
 from edbl.engine.finished import check_finished
 from edbl.engine.fit import Watch
@@ -242,7 +242,8 @@ def _learn_tasks(
     prepared: Prepared, folder: Path, record: Record, listeners: Listeners, start: Start | None = None
 ) -> Record:
     """Learn all tasks that are not learnt yet, and tell of it."""
-    checkpoints, recipe = Checkpoints(folder / CHECKPOINTS), prepared.recipe
+    kind = Shared if group.size() > 1 else Checkpoints
+    checkpoints, recipe = kind(folder / CHECKPOINTS), prepared.recipe
     first = _restore(prepared, folder, record, checkpoints)
     what = record.started, record.method, record.data, record.seed
     facts = Facts(folder, *what, len(prepared.stream), recipe.values())

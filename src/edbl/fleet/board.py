@@ -3,14 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
+
+from edbl.engine.progress import OnTerminal
 
 State = Literal["running", "waiting", "failed", "left", "done"]
 STYLES: dict[State, str] = {"running": "green", "waiting": "cyan", "failed": "red", "left": "yellow", "done": "bold"}
@@ -28,23 +29,13 @@ class Line:
     why: str = ""  # it waits, or what it does
 
 
-class Board:
+class Board(OnTerminal):
     """The table, on a terminal; elsewhere nothing is shown."""
 
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         self.console = console
         self.lines = [Line(name) for name in names]
-        self._live = Live(self, console=console, refresh_per_second=4)
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(Live(self, console=console, refresh_per_second=4))
 
     def wait(self, place: int, why: str) -> None:
         """Show that a run waits, and why."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from edbl.config import option
 from edbl.methods.edbl import EDBL
-from edbl.methods.options import Balancing, Distilling, IncrementalInfluence, Mixing, Resampling
+from edbl.methods.options import Balancing, Distilling, IncrementalInfluence, Mixing, NormStatistics, Resampling
 
 
 class VanillaMKD(EDBL):
@@ -15,7 +15,7 @@ class VanillaMKD(EDBL):
     source = "EDBL paper, Table 3"
 
     @dataclass(frozen=True)
-    class Config(Distilling, Mixing):
+    class Config(Distilling, Mixing, NormStatistics):
         """No re-sampling, no balancing phase."""
 
 
@@ -27,7 +27,7 @@ class ReMKD(EDBL):
     source = "EDBL paper, Section 4.1"
 
     @dataclass(frozen=True)
-    class Config(Distilling, Mixing, Resampling):
+    class Config(Distilling, Mixing, NormStatistics, Resampling):
         """No balancing phase."""
 
 

@@ -12,6 +12,7 @@ from edbl.data.images import Images
 from edbl.data.stream import KINDS, Task
 from edbl.errors import EdblError
 from edbl.methods.base import Method, Phase
+from edbl.methods.options import Options
 from edbl.nets.net import Output
 
 PROJECTION, GRAM, CROSS, WEIGHT = "projection", "gram", "cross", "weight"  # in the state; the last three of a stream
@@ -30,7 +31,7 @@ class Analytic(Method):
     searched = ("first.task_lr", "optim.weight_decay")  # of the first task, where the backbone learns
 
     @dataclass(frozen=True)
-    class Config(Method.Config):
+    class Config(Options):
         """Settings."""
 
         size: int = option(1024, "number of random features; for good", least=1)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 from torch import Generator, Tensor, nn
 
 from edbl.config import Unfit
+from edbl.data.far import near
 from edbl.data.images import Images, without
 from edbl.data.mixing import Batch, Mixing, unmixed
 from edbl.data.samplers import OldNew, Sampler, Uniform
@@ -69,7 +70,7 @@ class Tools:
     """What the engine lends to a method."""
 
     outputs: Callable[[Net, Images], Output]  # of a net in evaluation mode, for a whole data set
-    normalise: Callable[[Tensor], Tensor] = Tensor.float  # images of a data set or memory, as the net takes them
+    normalise: Callable[[Tensor], Tensor] = Tensor.float  # images on the device, as the net takes them
     # The same, changed at random as the recipe says.
     augment: Callable[[Tensor, Generator], Tensor] = lambda x, generator: x.float()
     # A fresh generator on the host, seeded by run, task and name.
@@ -137,7 +138,7 @@ class Method:
         self.optim = optim
         self.first = first or FirstTask()
         self.tools = tools
-        self.normalise, self.augment, self.generator = tools.normalise, tools.augment, tools.generator
+        self.generator = tools.generator
         self.teacher: Teacher | None = None
         self.logged: dict[str, Tensor] = {}
         # What is kept from task to task beside net and memory: tensors by name, in every checkpoint. A method is made
@@ -193,6 +194,14 @@ class Method:
     def log(self, name: str, value: Tensor) -> None:
         """Note a number of a step, from within a loss: the record has its mean over each epoch beside the loss."""
         self.logged[name] = value.detach() if isinstance(value, Tensor) else value  # which the engine refuses
+
+    def normalise(self, x: Tensor) -> Tensor:
+        """Return images of a data set or of the memory, wherever they are, as the net takes them."""
+        return self.tools.normalise(near(x))
+
+    def augment(self, x: Tensor, generator: Generator) -> Tensor:
+        """Return the same, changed at random as the recipe says."""
+        return self.tools.augment(near(x), generator)
 
     def outputs(self, images: Images) -> Output:
         """Return what the net gives for all of some images, in evaluation mode."""

@@ -37,6 +37,7 @@ class ClosedForm(Method):
     class Config(Method.Config):
         """Settings."""
 
+        # Roots alone are what is known as Tukey's transformation, which classifiers by means and covariance take.
         unit: bool = option(
             True,
             "bring the square roots of features to length 1; cannot be changed later",

@@ -11,7 +11,7 @@ from edbl.data.mixing import Batch, Ratio, VanillaMixup
 from edbl.data.resampling import half_of_n, resampled
 from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method, Phase
-from edbl.methods.options import Balancing, Distilling, IncrementalInfluence, Mixing, Resampling
+from edbl.methods.options import Balancing, Distilling, IncrementalInfluence, Mixing, NormStatistics, Resampling
 from edbl.nets.net import Teacher
 
 
@@ -29,7 +29,7 @@ class EDBL(Method):
     streams = KINDS
 
     @dataclass(frozen=True)
-    class Config(Distilling, Mixing, Resampling, Balancing, IncrementalInfluence):
+    class Config(Distilling, Mixing, NormStatistics, Resampling, Balancing, IncrementalInfluence):
         """Settings of all parts. With mixed labels an attached factor has a pole at the target (A10)."""
 
         detach: bool = option(True, "treat the influence factor as a constant in the gradient (A10)")

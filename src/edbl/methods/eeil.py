@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -44,10 +44,6 @@ class EEIL(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_weight: float = magnitude(1.0, "weight of the distillation of each task", 0.1, 10)
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
-        balance_teacher: Literal["train", "old"] = option(
-            "train", "who teaches old classes in fine-tuning: the net before it, or the old net"
-        )
         noise: float = option(0.0, "scale eta of the noise added to gradients; 0 means none", least=0)
         noise_decay: float = option(0.55, "power by which the noise falls with the epochs of a task", least=0)
         balance: Schedule = Schedule(epochs=100, lr=0.01, milestones=(30, 60, 80))
@@ -88,15 +84,11 @@ class EEIL(Method):
 
     def balance_loss(self, batch: Batch, before: Teacher) -> Tensor:
         """Return cross-entropy plus the distillation of each task, the new one too."""
-        logits, teacher = self.net(batch.x).logits, before.answer(batch.x).logits
-        if self.config.balance_teacher == "old":
-            old = self.teach(batch.x).logits
-            teacher = torch.cat([old, teacher[:, old.shape[1] :]], 1)
-        return self.total(logits, batch.y, teacher, self.net.head.sizes)
+        return self.total(self.net(batch.x).logits, batch.y, before.answer(batch.x).logits, self.net.head.sizes)
 
     def total(self, logits: Tensor, y: Tensor, teacher: Tensor, sizes: Sequence[int]) -> Tensor:
         """Return cross-entropy plus the distillation of the tasks that have these sizes."""
-        kd = task_distillation(logits, teacher, sizes, self.config.temperature, self.config.kd_scale)
+        kd = task_distillation(logits, teacher, sizes, self.config.temperature, "none")
         return (cross_entropy(logits, y) + self.config.kd_weight * kd).mean()
 
     def noisy(self, phase: Phase) -> Phase:

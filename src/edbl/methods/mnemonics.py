@@ -18,6 +18,7 @@ from edbl.data.stream import Task
 from edbl.errors import EdblError
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Phase
+from edbl.methods.options import Distilling
 from edbl.methods.rkd import RKD
 from edbl.nets.exact import exactly
 from edbl.nets.heads import CosineHead, class_sums, cosines
@@ -49,7 +50,7 @@ class Mnemonics(RKD):
     }
 
     @dataclass(frozen=True)
-    class Config(RKD.Config):
+    class Config(Distilling):
         """Settings."""
 
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not (A4)")

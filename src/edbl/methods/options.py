@@ -35,7 +35,7 @@ class NormStatistics(Options):
 
 
 @dataclass(frozen=True)
-class Mixing(NormStatistics):
+class Mixing(Options):
     """Mixup: Eq. 1."""
 
     # Section 5.3: "sampled from the Beta function B=(1,1)".

@@ -1,12 +1,12 @@
 """Remix: mixup whose labels favour the rarer class."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from edbl.config import Search, option
 from edbl.data.mixing import Ratio, RebalancedMixup
 from edbl.data.stream import KINDS, Task
 from edbl.methods.base import Draw, Method
+from edbl.methods.options import Options
 
 
 class Remix(Method):
@@ -24,11 +24,10 @@ class Remix(Method):
     streams = KINDS
 
     @dataclass(frozen=True)
-    class Config(Method.Config):
+    class Config(Options):
         """Settings."""
 
         beta: float = option(1.0, "mixing ratio lambda ~ Beta(beta, beta)", least=1e-3, search=Search(0.1, 4, log=True))
-        ratio_per: Literal["pass", "sample"] = option("pass", "one lambda for each batch, or for each sample")
         kappa: float = option(
             3.0, "a class with kappa times the images of another is common beside it", least=1, search=Search(1, 6)
         )
@@ -45,6 +44,5 @@ class Remix(Method):
     def draw(self, task: Task) -> Draw:
         """Return new images and exemplars, mixed at random, with labels in favour of the rarer class."""
         plain = super().draw(task)
-        ratio = Ratio(self.config.beta, self.config.ratio_per)
-        counts = plain.data.counts(task.seen).float()
-        return replace(plain, mixing=RebalancedMixup(ratio, counts, self.config.kappa, self.config.tau))
+        c, counts = self.config, plain.data.counts(task.seen).float()
+        return replace(plain, mixing=RebalancedMixup(Ratio(c.beta, "pass"), counts, c.kappa, c.tau))

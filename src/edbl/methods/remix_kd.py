@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from edbl.methods.options import Distilling
 from edbl.methods.remix import Remix
 from edbl.methods.rkd import RKD
 
@@ -16,7 +17,7 @@ class RemixKD(Remix, RKD):
     distils = True
 
     @dataclass(frozen=True)
-    class Config(Remix.Config, RKD.Config):
+    class Config(Remix.Config, Distilling):
         """Settings of both."""
 
     config: Config

@@ -28,7 +28,7 @@ class RKD(Method):
     class Config(Distilling):
         """Settings."""
 
-    config: Config
+    config: Distilling
 
     def loss(self, batch: Batch) -> Tensor:
         """Eq. 2 plus gamma_1 times Eq. 3; in the first task Eq. 2 alone."""

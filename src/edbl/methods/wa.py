@@ -39,7 +39,6 @@ class WA(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
         weighting: Literal["share", "two"] = option(
             "share", "share out the two losses by old classes, or add twice one"
         )
@@ -73,10 +72,10 @@ class WA(Method):
         if self.teacher is None:
             return super().loss(batch)
         logits, teacher = self.net(batch.x).logits, self.teach(batch.x).logits
-        temperature, scale = self.config.temperature, self.config.kd_scale
         if self.config.weighting == "two":
-            return (cross_entropy(logits, batch.y) + 2 * distillation(logits, teacher, temperature, scale)).mean()
-        return by_share(logits, teacher, batch.y, temperature, scale).mean()
+            kd = distillation(logits, teacher, self.config.temperature, "none")
+            return (cross_entropy(logits, batch.y) + 2 * kd).mean()
+        return by_share(logits, teacher, batch.y, self.config.temperature, "none").mean()
 
 
 def alignment(weight: Tensor, old: int) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from edbl import store
-from edbl.data.decoding import digest
+from edbl.data.decoding import digests
 from edbl.data.download import at_home, data_dir
 from edbl.errors import EdblError
 from edbl.nets import engines
@@ -60,7 +60,7 @@ class Cache:
         ranges: Tensor | None = None,
     ) -> Tensor:
         """Return what ``network.views`` returns of images without copies, computing only what is not there yet."""
-        names = [digest(pixels) for pixels in x.cpu().numpy()]
+        names = digests(x.cpu().numpy())
         place = self.folder / _key(network, device, engine, ranges)
         found = self._find(place, set(names), network.width)
         missing = {name: row for row, name in enumerate(names) if name not in found}

@@ -15,11 +15,11 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import edit, honest, joining, page, versions
 from edbl.app.at_once import AtOnce, Given, Learnt
-from edbl.app.begin import had
-from edbl.app.description import Settings
+from edbl.app.description import Bundle, Settings
 from edbl.app.export import export_folder
-from edbl.app.inputs import Frozen, inputs_of, trained_on
-from edbl.app.opening import held_out, open_model
+from edbl.app.honest import Left
+from edbl.app.inputs import Frozen, inputs_of
+from edbl.app.measuring import Held
 from edbl.app.photos import Photo
 from edbl.app.predict import UNKNOWN, Predictor
 from edbl.app.settings import Request, choose
@@ -86,7 +86,7 @@ class Taught(Learning):
     @property
     def learns(self) -> str:  # type: ignore[override]
         """How it learns."""
-        return "at once" if self.settings.keep else "by updates"
+        return inputs_of(self.settings).learns
 
     @property
     def image_size(self) -> int:
@@ -109,28 +109,28 @@ class Taught(Learning):
     def ask(self, shown: Sequence[Shown]) -> Sequence[Shown]:
         """Ask the model of now: of each photo the features are computed once."""
         predictor = self._predictor()
-        settings = predictor.settings if predictor else self.settings
-        inputs = inputs_of(settings)
-        if isinstance(inputs, Frozen):
-            self._compute(inputs, [one for one in shown if one.features is None])
+        x = self._taken(shown, predictor.settings if predictor else self.settings)
         if predictor is None:
             for one in shown:
                 one.said = Said(0, [], [], 0.0, _never)
             return shown
-        x = self._features(shown) if isinstance(inputs, Frozen) else _pixels(shown)
         probabilities, sure = predictor.answer(x)
         least = lru_cache(16)(lambda rate: threshold(predictor.judged, rate))
         for one, row, value in zip(shown, probabilities.numpy(), sure.tolist(), strict=True):
             one.said = Said(predictor.version, predictor.names, row, value, least, UNKNOWN)
         return shown
 
-    def _compute(self, inputs: Frozen, shown: Sequence[Shown]) -> None:
-        if shown:
+    def _taken(self, shown: Sequence[Shown], settings: Settings) -> Tensor:
+        """Return photos as the model takes them; features of a frozen backbone are computed once of each."""
+        inputs = inputs_of(settings)
+        if not shown:
+            return torch.empty(0)
+        if not isinstance(inputs, Frozen):
+            return inputs.asked(_pixels(shown), self.device)
+        if new := [one for one in shown if one.features is None]:
             inputs.check()
-            for one, features in zip(shown, inputs.asked(_pixels(shown), self.device), strict=True):
+            for one, features in zip(new, inputs.asked(_pixels(new), self.device), strict=True):
                 one.features = features
-
-    def _features(self, shown: Sequence[Shown]) -> Tensor:
         return torch.stack([one.features for one in shown])
 
     def _predictor(self) -> Predictor | None:
@@ -159,11 +159,11 @@ class Taught(Learning):
         """Learn at once, or stage for an update."""
         if self.learns == "by updates":
             return self._stage([(Waiting(one.id, label, one.file, relabel), one) for one, label in photos])
-        inputs = inputs_of(self.settings)
-        assert isinstance(inputs, Frozen)
-        self._compute(inputs, [one for one, _ in photos if one.features is None])
-        pixels = self.settings.keep == "photos"
-        given = [Given(s.id, label, s.file, s.features[0], s.pixels if pixels else None) for s, label in photos]
+        features, pixels = self._taken([one for one, _ in photos], self.settings), self.settings.keep == "photos"
+        given = [
+            Given(s.id, label, s.file, x[0], s.pixels if pixels else None)
+            for (s, label), x in zip(photos, features, strict=True)
+        ]
         done = self._at_once.teach(given, self.settings, yes, relabel)
         if not done.doubts:
             refused = {one.digest for one, _ in done.refused}
@@ -178,12 +178,10 @@ class Taught(Learning):
             return self.teach([(one, label) for one, _, label in there if one], True, True) | {
                 "errors": [{"file": id, "error": GONE} for one, id, _ in there if one is None]
             }
-        owned = {digest for known in disk.settle(self.folder).classes for digest in had(known)}
+        owned = disk.settle(self.folder).photos
         lost = [(Given(id, label, id), GONE) for one, id, label in there if one is None and id not in owned]
         held = [one for one, _, _ in there if one]
-        inputs = inputs_of(self.settings)
-        assert isinstance(inputs, Frozen)
-        self._compute(inputs, [one for one in held if one.features is None])
+        self._taken(held, self.settings)
         pixels = self.settings.keep == "photos"
         given = [
             Given(id, label, one.file if one else id, one.features[0] if one else None,
@@ -202,8 +200,7 @@ class Taught(Learning):
             raise Refused(413, f"at most {self.limits.staged:,} photos wait for an update; start one")
         owners: dict[str, str] = {}
         if disk.exists(self.folder):
-            for known in disk.settle(self.folder).classes:
-                owners |= dict.fromkeys(had(known), known.name)
+            owners = {digest: known.name for digest, known in disk.settle(self.folder).photos.items()}
         new, errors, known_already = [], [], 0
         for one, shown in photos:
             owner = owners.get(one.id, one.label)
@@ -261,7 +258,7 @@ class Taught(Learning):
 
     def _drop_known(self) -> None:
         """Drop staged photos that were learnt before the server was killed."""
-        learnt = {(digest, known.name) for known in disk.settle(self.folder).classes for digest in had(known)}
+        learnt = {(digest, known.name) for digest, known in disk.settle(self.folder).photos.items()}
         if done := [one.id for one in self._staged.waiting().values() if (one.id, one.label) in learnt]:
             self._staged.drop(done)
 
@@ -279,7 +276,7 @@ class Taught(Learning):
 
     def forget(self, classes: Sequence[str]) -> None:
         """Forget classes; nothing of their photos stays in memory either."""
-        gone = {digest for known in disk.settle(self.folder).classes if known.name in classes for digest in had(known)}
+        gone = {digest for digest, known in disk.settle(self.folder).photos.items() if known.name in classes}
         edit.forget(self.folder, classes, str(self.device))
         self.held.drop(gone)
         self._at_once.drop()
@@ -292,10 +289,7 @@ class Taught(Learning):
             shown = [one for one in held if one is not None]
             if len(shown) < len(held):
                 raise EdblError("the model keeps no features of a photo that is to be forgotten; send the photo")
-            inputs = inputs_of(self.settings)
-            assert isinstance(inputs, Frozen)
-            self._compute(inputs, [one for one in shown if one.features is None])
-            return self._features(shown)[:, 0]
+            return self._taken(shown, self.settings)[:, 0]
 
         edit.forget_known(self.folder, {id: id for id in ids}, features)
         self.held.drop(ids)
@@ -306,7 +300,7 @@ class Taught(Learning):
         if of is not None and (now := self.info()["version"]) != of:
             raise Refused(409, f"the model is at version {now}, not {of}; nothing was undone")
         now = versions.undo(self.folder, to)
-        self.held.mark({digest for known in now.classes for digest in had(known)})
+        self.held.mark(set(now.photos))
 
     def prune(self) -> int:
         """Remove all other versions."""
@@ -323,20 +317,10 @@ class Taught(Learning):
         if not disk.exists(self.folder):
             return []
         bundle = disk.settle(self.folder)
-        names = bundle.names
-        if bundle.settings.keep:
-            left = self._at_once.solved().left
-            if left is None:
-                return []
-            scores, y, digests = left.told.scores.softmax(1), left.y, left.told.digests
-        else:
-            contents, model = open_model(self.folder, str(self.device), bundle)
-            x, labels = held_out(trained_on(bundle.settings), contents)
-            if not len(x):
-                return []
-            scores = model.readouts(x)[bundle.readout == "nme"]
-            y = torch.tensor([names.index(name) for name in labels])
-            digests = [file.removesuffix(".png") for file in bundle.files("validation")]
+        names, known = bundle.names, self._not_learnt(bundle)
+        if known is None:
+            return []
+        scores, y, digests = known.asked(bundle)
         values, answers = scores.max(1)
         wrong = (answers != y).nonzero().squeeze(1)
         order = wrong[values[wrong].argsort(descending=True)].tolist()
@@ -346,6 +330,12 @@ class Taught(Learning):
              "probability": round(float(values[row]), 6), "thumbnail": self._pictured(digests[row], there)}
             for row in order
         ]  # fmt: skip
+
+    def _not_learnt(self, bundle: Bundle) -> Left | Held | None:
+        """Return the photos that the model can be asked about as if it had not learnt them."""
+        if self.learns == "at once":
+            return self._at_once.solved().left
+        return page.not_learnt(self.folder, bundle, str(self.device))
 
     def suspicious(self) -> list[Values]:
         """Return photos whose class may be wrong."""
@@ -370,8 +360,7 @@ class Taught(Learning):
         bundle = disk.settle(self.folder)
         place = self.folder / disk.PAGE
         if not place.is_file():
-            left = self._at_once.solved().left if bundle.settings.keep else None
-            page.write(self.folder, bundle, left)
+            page.write(self.folder, bundle, self._not_learnt(bundle))
         return place.read_bytes()
 
     def photo(self, id: str) -> bytes | None:

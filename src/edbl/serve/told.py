@@ -6,6 +6,7 @@ from pathlib import Path
 
 from edbl.app import bundle as disk
 from edbl.app.description import EXEMPLARS, VALIDATION, Bundle, Readout, Score, Settings, total
+from edbl.app.inputs import inputs_of
 from edbl.app.show import happened
 from edbl.metrics import interval
 from edbl.serve.model import Values
@@ -43,7 +44,7 @@ def info(folder: Path, bundle: Bundle | None, settings: Settings) -> Values:
         "backbone": settings.backbone,
         "keep": settings.keep,
         "image_size": settings.image_size,
-        "learns": "at once" if settings.keep else "by updates",
+        "learns": inputs_of(settings).learns,
         "classes": classes(bundle) if bundle else [],
         "photos": sum(known.images for known in bundle.classes) if bundle else 0,
         "accuracy": accuracy(total(bundle.history[-1].scores.values()), bundle.readout) if bundle else None,
