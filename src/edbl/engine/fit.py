@@ -117,6 +117,8 @@ class Loop:
         step.begin_epoch(batches, phase.schedule.rate(epoch, phase.optim.warmup))
         self.progress.epoch(epoch, len(batches))
         for number in range(len(batches)):
+            if phase.optim.by_step:  # on a GPU a launch of its own before that of the graph, which reads the rate
+                step.optimiser.set_rate(phase.schedule.rate(epoch + number / len(batches), phase.optim.warmup))
             step()
             self.progress.step(step.losses, number, step.images)
         # The first time in an epoch that the host waits for the device.
