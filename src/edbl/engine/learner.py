@@ -2,7 +2,7 @@
 
 import fnmatch
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method
 from edbl.methods.base import Draw, Method, Phase, Tools
 from edbl.nets import named
-from edbl.nets.backbones import Backbone, ResNet
+from edbl.nets.backbones import Backbone, Maker, ResNet
 from edbl.nets.net import Net, stay
 from edbl.nets.shared import apart, share
 from edbl.rule import TaskFacts
@@ -63,7 +63,7 @@ class Learner:
         transform: Transform | Views,
         device: torch.device,
         progress: Progress,
-        make: Callable[[Generator], Backbone] | None = None,
+        make: named.Make | None = None,
         kind: type[Method] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -82,11 +82,12 @@ class Learner:
             training.net.backbone, self.seen, kind.last_relu, training.net.image_size
         )
 
-        def backbone(generator: Generator) -> Backbone:  # kept by nets that grow, and copied with them
-            return self._backbone(built, bf16, generator)
+        def backbone(generator: Generator, width: int) -> Backbone:
+            return self._backbone(built(generator, width or training.net.width), bf16)
 
+        maker = Maker(tuple(self.seen), backbone)  # kept by nets that grow, and copied with them
         with self.seeds.everywhere("backbone"):
-            net = kind.build(backbone, self.seeds.generator(CPU, "backbone")).to(device)
+            net = kind.build(maker, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         if not isinstance(training.options, kind.Config):
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
@@ -99,9 +100,9 @@ class Learner:
         same = self.training, self.shape, self.transform, self.device, self.progress, self.make, self.kind, self.notes
         return Learner(*same)
 
-    def _backbone(self, built: Callable[[Generator], Backbone], bf16: bool, generator: Generator) -> Backbone:
+    def _backbone(self, made: Backbone, bf16: bool) -> Backbone:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
-        made = built(generator).to(self.device)
+        made = made.to(self.device)
         if self.training.net.frozen:
             stay(made)
         fuse = bf16 and self.training.fused and group.size() == 1 and not self.training.net.frozen

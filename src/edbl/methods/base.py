@@ -19,7 +19,7 @@ from edbl.data.stream import KINDS, Kind, Task
 from edbl.losses import cross_entropy
 from edbl.memory import Memory
 from edbl.methods.options import NormStatistics, Options
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Maker
 from edbl.nets.net import Head, LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 from edbl.store import check_tensors
@@ -115,7 +115,7 @@ class Method:
             raise TypeError(f"{cls.__name__}.streams is {cls.streams!r}; it is a set of {', '.join(sorted(KINDS))}")
 
     @classmethod
-    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+    def build(cls, make: Maker, generator: Generator) -> Net:
         """Return the net that the method trains, of a backbone or several that ``make`` makes."""
         backbone = make(generator)
         return Net(backbone, cls.head(backbone.width))
