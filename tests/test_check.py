@@ -158,7 +158,8 @@ def test_what_is_lost_by_a_kill_is_found(tmp_path: Path) -> None:
 """
     findings = found(tmp_path, "CALLS = []" + HEAD + text)
     assert "`mine.CALLS` has changed in task 1" in findings[RUNS]
-    findings = found(tmp_path, HEAD + text.replace("task):", "task, CALLS=[]):"))
+    counted = text.replace("CALLS.append(task.index)", "").replace("len(CALLS)", "next(CALLS)")
+    findings = found(tmp_path, "import itertools\nCALLS = itertools.count(1)" + HEAD + counted)
     assert "killed at moment" in findings["killed anywhere, ends with the same bits"]
 
 

@@ -169,6 +169,22 @@ def test_data_that_cannot_be_told_are_refused(given: object, message: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_data_that_draw_are_the_same_for_every_seed(tmp_path: Path) -> None:
+    def make() -> tuple[Any, ...]:
+        parts = torch.randperm(len(Y)).split(700)
+        return tuple(t[part] for part in parts[:2] for t in (torch.as_tensor(X), torch.as_tensor(Y)))
+
+    users.register("drawn", data=make)
+    made: list[str] = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(made))
+        given = recipe(seed=seed) if made else replace(recipe(), data=replace(recipe().data, name="drawn"))
+        data = make if made else None
+        made.append(run(given, tmp_path / str(len(made)), data=data).data_fingerprint)
+    assert len(set(made)) == 1
+    assert resume(tmp_path / "1", data=make).data_fingerprint == made[0]
+
+
 def test_objects_among_settings_are_told_where_they_belong() -> None:
     for given, word in (
         ({"data": X}, "data"),

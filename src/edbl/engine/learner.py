@@ -174,10 +174,11 @@ class Learner:
         All of it is checked, since it may come from anywhere: a `ValueError` says what does not fit.
         """
         weights, learnt, state, extra = saved.parts("net.", "learnt.", "state.", "memory.extra.")
-        for size in sizes:
-            self.net.grow(size, self.seeds.generator(CPU, "restore"))
-            if _count(self.net.state_dict()) > _count(weights):  # before it takes all memory
-                raise ValueError("there are fewer weights than the net has")
+        with self.seeds.everywhere("restore"):  # what is drawn and in no checkpoint is the same each time
+            for size in sizes:
+                self.net.grow(size, self.seeds.generator(CPU, "restore"))
+                if _count(self.net.state_dict()) > _count(weights):  # before it takes all memory
+                    raise ValueError("there are fewer weights than the net has")
         wanted = self.net.state_dict()
         check_tensors(weights, wanted)
         check_tensors(learnt, {k: v for k, v in wanted.items() if k in learnt and "running_" in k})
@@ -224,8 +225,9 @@ class Learner:
             task = replace(task, stream_train=None)
         self._as_learnt()
         by_rule = task.old and self.training.by_rule
-        self._anew(self.training.ruled(self._facts(task)) if by_rule else self.training, task.index)
+        training = self.training.ruled(self._facts(task)) if by_rule else self.training
         with self._computing(), self.seeds.everywhere("task", task.index):
+            self._anew(training, task.index)
             held = users.held(self.kind)
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
             contract.check_net(self.method, task.seen, "begin")
@@ -254,9 +256,9 @@ class Learner:
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
-        self._anew(self.training, task.index)
-        self.net.head.thaw()
         with self._computing(), self.seeds.everywhere("task", task.index):
+            self._anew(self.training, task.index)
+            self.net.head.thaw()
             self._fit(task, self.method.refresh(task), checkpoints)
         self.progress.learnt(task.index)
 

@@ -277,7 +277,8 @@ def _learn_from(
             with stopwatch(learnt.seconds, "evaluation"):
                 how = recipe.evaluation
                 sizes = stream.sizes[: number + 1] if how.task_aware else ()
-                matrices = evaluate(learner.method, stream.test(number), how.nme_flips, sizes)
+                with learner.seeds.everywhere("task", number, "evaluation"):  # a classifier may draw
+                    matrices = evaluate(learner.method, stream.test(number), how.nme_flips, sizes)
             _measured(record, matrices, number)
             tensors = learner.tensors()
             record.kept.append(_kept(tensors))
