@@ -184,9 +184,7 @@ def _mark(value: object, depth: int = 4) -> str:
 
     Of other objects it is nothing.
     """
-    if hasattr(value, "_version") and hasattr(
-        value, "data_ptr"
-    ):  # a tensor, whose values a device would have to be waited for
+    if hasattr(value, "_version") and hasattr(value, "data_ptr"):  # a tensor, whose values would be waited for
         return f"tensor {id(value)} {value._version}"
     if isinstance(value, np.ndarray):
         return f"array {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
