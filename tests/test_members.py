@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from edbl import EdblError, Recipe, Record, records, resume, run
+from edbl.app.estimator import EDBLClassifier
+from edbl.data.datasets import load
 from edbl.data.images import Images
 from edbl.memory import Budget, Memory
 from edbl.methods import methods
@@ -85,6 +87,25 @@ FLIPS = (
 SHORT: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "stream.tasks": 3, "checkpoint_seconds": 0}
 
 
+# A head that says no more than how it answers: by the cosine to the best of two rows of each class.
+HEADED = (
+    HEAD.replace("import Net,", "import Head, Net,").replace(
+        "class Mine",
+        """
+class Best(Head):
+    rows = 2
+
+    def forward(self, features):
+        cosines = nn.functional.normalize(features) @ nn.functional.normalize(self.weight).T
+        return 8 * cosines.unflatten(1, (-1, self.rows)).amax(2)
+
+
+class Mine""",
+    )
+    + "    head = Best\n"
+)
+
+
 def refused(tmp_path: Path, members: str, match: str) -> None:
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     folder.mkdir()
@@ -92,7 +113,9 @@ def refused(tmp_path: Path, members: str, match: str) -> None:
         run(recipe(folder, HEAD + members), folder / "run")
 
 
-@pytest.mark.parametrize("text", [REPLAYS, MEANS, ADAM, FLIPS], ids=["replays", "means", "adam", "flips"])
+@pytest.mark.parametrize(
+    "text", [REPLAYS, MEANS, ADAM, FLIPS, HEADED], ids=["replays", "means", "adam", "flips", "headed"]
+)
 @pytest.mark.parametrize("at", [2, 20, 47, 60])
 def test_killed_and_resumed_has_the_same_bits(text: str, at: int, tmp_path: Path) -> None:
     whole = run(recipe(tmp_path, text), tmp_path / "whole")
@@ -275,6 +298,16 @@ def test_a_net_that_is_replaced_is_the_one_that_goes_on(tmp_path: Path) -> None:
 """
     record = run(recipe(tmp_path, HEAD + text), tmp_path / "run")
     assert last_state(tmp_path / "run", record).tensors["net.head.bias"].tolist() == [10.0] * 10
+
+
+def test_a_head_of_ones_own_needs_forward_alone(tmp_path: Path) -> None:
+    record = run(recipe(tmp_path, HEADED), tmp_path / "run")
+    assert last_state(tmp_path / "run", record).tensors["net.head.weight"].shape == (20, 128)
+    assert record.accuracy["cnn"][0] > 0.8
+    model = EDBLClassifier(method=str(tmp_path / "mine.py"), epochs=3, random_state=0)
+    data = load("digits").train
+    model.fit(data.x[data.y < 4].numpy(), data.y[data.y < 4].numpy())
+    assert model.score(data.x[data.y < 4].numpy(), data.y[data.y < 4].numpy()) > 0.8
 
 
 def test_same(tmp_path: Path) -> None:

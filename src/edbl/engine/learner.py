@@ -291,7 +291,7 @@ class Learner:
         for number, phase in enumerate(phases):
             contract.check_phase(self.method, self.net, phase)
             if number == 0:
-                clean = self.method.norm_statistics(task, phase.draw)
+                clean = contract.checked_draw(self.method, self.method.norm_statistics(task, phase.draw))
             if phase.name in learnt.seconds:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
             saver = Saver(

@@ -111,6 +111,8 @@ class Method:
         super().__init_subclass__()
         if cls.keeps not in get_args(Keeps):
             raise TypeError(f"{cls.__name__}.keeps is {cls.keeps!r}; it may be {', '.join(get_args(Keeps))}")
+        if isinstance(cls.head, type) and not issubclass(cls.head, Head):
+            raise TypeError(f"{cls.__name__}.head is {cls.head.__name__}; derive a head from edbl.nets.net.Head")
         if not isinstance(cls.streams, Set) or cls.streams - KINDS:
             raise TypeError(f"{cls.__name__}.streams is {cls.streams!r}; it is a set of {', '.join(sorted(KINDS))}")
 

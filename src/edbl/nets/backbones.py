@@ -199,6 +199,8 @@ class Maker:
 
     def __call__(self, generator: Generator, width: int = 0) -> Backbone:
         """Return another backbone; with ``width``, one of so many features."""
+        if not isinstance(width, int) or width < 0:
+            raise EdblError(f"a backbone cannot be made {width!r} features wide; give a whole number")
         return self.made(generator, width)
 
 
