@@ -101,9 +101,7 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
         answers["task-aware"] = scores.masked_fill(task[test.y].unsqueeze(1) != task, -torch.inf).argmax(1)
     more = method.classifiers(output)
     if not isinstance(more, Mapping):
-        raise EdblError(
-            f"`classifiers` of {method.name} gives an object of type {type(more).__name__}, not scores by name"
-        )
+        raise EdblError(f"`classifiers` of {method.name} gives {type(more).__name__}; return scores by name")
     for name, own in more.items():
         if name in answers or not re.fullmatch(NAME, name):
             raise EdblError(f"a classifier of {method.name} is named '{name}'; use a new name in small letters")
@@ -115,8 +113,9 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
 
 def _best(scores: Tensor, name: str, shape: tuple[int, int]) -> Tensor:
     """Return the class with the largest score of each image; not a number would be the largest."""
-    if not isinstance(scores, Tensor) or scores.shape != shape:
-        are = f"have shape {list(scores.shape)}" if isinstance(scores, Tensor) else f"are a {type(scores).__name__}"
+    is_tensor = isinstance(scores, Tensor)
+    if not is_tensor or scores.shape != shape:
+        are = f"have shape {list(scores.shape)}" if is_tensor else f"are of type {type(scores).__name__}"
         raise EdblError(f"scores of classifier '{name}' {are}, not {list(shape)}")
     if scores.isnan().any():
         raise EdblError(f"scores of classifier '{name}' are not all numbers")
