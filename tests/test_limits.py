@@ -62,7 +62,7 @@ WRONG = {
     "no mixing": (DRAW.format("mixing=lambda b, g: b.x"), "`mixing` of phase 'train' gives Tensor; return a Batch"),
     "no augment": (DRAW.format("augment=lambda x, g: None"), "gives NoneType for 32 images"),
     "no scores": ("    def scores(self, output):\n        return 3\n", "'cnn' are of type int, not"),
-    "no classifiers": ("    def classifiers(self, output):\n        return 3\n", "`classifiers` of mine gives int; return"),
+    "no classifiers": ("    def classifiers(self, output):\n        return 3\n", "`classifiers` of mine gives int;"),
     "no statistics": ("    def norm_statistics(self, task, draw):\n        return 3\n", "`norm_statistics` of mine"),
     "wide": (BUILD.format("width=3.5"), "cannot be made 3.5 features wide; give a whole number"),
     "narrow": (BUILD.format("width=-8"), "cannot be made -8 features wide"),
@@ -87,6 +87,7 @@ KEPT_BY_ITSELF = (
     HEAD
     + """
     def begin(self, task, generator):
+        assert not hasattr(self, "sums"), "the method is made anew for each task"
         assert not hasattr(self.net, "sums"), "the net is made anew for each task too"
         assert torch.equal(self.state.get("head", torch.zeros(0)), self.net.head.weight[: task.old]) or not task.old
         super().begin(task, generator)
@@ -97,7 +98,7 @@ KEPT_BY_ITSELF = (
 
     def end(self, task):
         super().end(task)
-        self.net.sums = 3
+        self.sums = self.net.sums = 3
         self.state["head"] = self.net.head.weight  # which goes on to change, and is the net's
 """
 )

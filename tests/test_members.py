@@ -11,6 +11,7 @@ from edbl import EdblError, Recipe, Record, records, resume, run
 from edbl.app.estimator import EDBLClassifier
 from edbl.data.datasets import load
 from edbl.data.images import Images
+from edbl.engine.progress import Count
 from edbl.memory import Budget, Memory
 from edbl.methods import methods
 from tests.test_contract import Killed, Killer, last_state
@@ -171,6 +172,18 @@ def test_extras_go_wherever_images_go() -> None:
     assert all(torch.equal(some.x[i], x) for i, x in zip(kept.extra["number"], kept.x, strict=True))
 
 
+def test_a_bar_moves_with_tasks_where_there_is_no_phase(tmp_path: Path) -> None:
+    shares: list[float] = []
+
+    class Shares(Count):
+        def learnt(self, task: int) -> None:
+            super().learnt(task)
+            shares.append(self.share)
+
+    run(recipe(tmp_path, MEANS, memory="none"), tmp_path / "run", progress=Shares())
+    assert shares == pytest.approx([1 / 3, 2 / 3, 1])
+
+
 def test_without_a_memory_there_is_no_nearest_mean(tmp_path: Path) -> None:
     record = run(recipe(tmp_path, MEANS, memory="none"), tmp_path / "run")
     assert record.accuracy.keys() == {"cnn", "cosine"}
@@ -310,7 +323,7 @@ def test_a_head_of_ones_own_needs_forward_alone(tmp_path: Path) -> None:
     assert model.score(data.x[data.y < 4].numpy(), data.y[data.y < 4].numpy()) > 0.8
 
 
-def test_same(tmp_path: Path) -> None:
+def test_an_augmentation_of_ones_own_draws_by_the_seed(tmp_path: Path) -> None:
     one, two = (run(recipe(tmp_path, FLIPS), tmp_path / name) for name in ("one", "two"))
     assert same(last_state(tmp_path / "one", one).tensors, last_state(tmp_path / "two", two).tensors)
     plain = run(recipe(tmp_path, HEAD + "    pass"), tmp_path / "plain")
