@@ -18,7 +18,7 @@ from edbl.engine.progress import Progress
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Phase
 from edbl.methods.bic import BiC, hold_out
-from edbl.nets.backbones import MLP, Watch
+from edbl.nets.backbones import MLP, Maker, Watch
 from edbl.nets.heads import CorrectedHead
 from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Optim, Schedule
@@ -45,7 +45,7 @@ def make(
     **options: Any,
 ) -> tuple[BiC, Task]:
     """Return a method that has learnt tasks of these sizes, holds these exemplars and begins a task."""
-    net = BiC.build(lambda generator: backbone or small(generator), seeded())
+    net = BiC.build(Maker((WIDTH,), lambda generator, width: backbone or small(generator)), seeded())
     kept = Memory(Budget("total", 20))
     options = {"bias": Schedule(3, 0.02, (1,)), **options}
     config = BiC.Config(**options)

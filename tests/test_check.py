@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from edbl.engine.check import _Checks, check
 from tests.conftest import Cli
@@ -22,6 +23,8 @@ WAITING = (
     ("torch.is_nonzero(logits.sum())", "is_nonzero"),
     ("3.0 in logits", "__contains__"),
     ("logits.detach().to('cpu')", "to"),
+    ("logits.detach().to(torch.device('cpu'))", "to"),
+    ("logits.detach().to(dtype=torch.float64, device=torch.device('cpu'))", "to"),
     ("f'{logits.sum().detach()}'", "__format__"),
     ("torch.tensor(2.0)", "tensor of numbers of the host"),
 )
@@ -93,6 +96,26 @@ def test_draws_of_a_generator_or_a_module_are_its_own(tmp_path: Path) -> None:
     assert _Checks(str(tmp_path / "mine.py"), tmp_path)._looks("draws") == ""
 
 
+def test_where_other_tensors_are_is_not_the_cpu(tmp_path: Path) -> None:
+    text = """
+    def begin(self, task, generator):
+        super().begin(task, generator)
+        self.where = task.train.x.device
+
+    def draw(self, task):
+        def noise(batch, generator):
+            share = torch.rand(len(batch.x), generator=generator, device=generator.device)
+            return replace(batch, drawn=share.to(batch.x.device).to(generator.device))
+        return replace(super().draw(task), mixing=noise)
+"""
+    weight = "next(self.net.parameters())"
+    line = f"logits.to(self.where).to(batch.y.device).to({weight}.device).to({weight}).to(torch.float64)"
+    (tmp_path / "mine.py").write_text(HEAD + text + LOSS.format(line))
+    assert _Checks(str(tmp_path / "mine.py"), tmp_path)._looks("waits") == ""
+    assert torch.zeros(1).device == torch.device("cpu")
+    assert "device" not in vars(torch.Tensor)
+
+
 def test_answers_that_differ_after_a_kill_are_found(tmp_path: Path) -> None:
     text = """
     def scores(self, output, calls=[]):
@@ -135,7 +158,8 @@ def test_what_is_lost_by_a_kill_is_found(tmp_path: Path) -> None:
 """
     findings = found(tmp_path, "CALLS = []" + HEAD + text)
     assert "`mine.CALLS` has changed in task 1" in findings[RUNS]
-    findings = found(tmp_path, HEAD + text.replace("task):", "task, CALLS=[]):"))
+    counted = text.replace("CALLS.append(task.index)", "").replace("len(CALLS)", "next(CALLS)")
+    findings = found(tmp_path, "import itertools\nCALLS = itertools.count(1)" + HEAD + counted)
     assert "killed at moment" in findings["killed anywhere, ends with the same bits"]
 
 

@@ -215,6 +215,22 @@ def test_a_cosine_begins_with_the_first_epoch_also_of_a_warm_up() -> None:
             assert schedule.rate(epoch, warmup) == pytest.approx(expected)
 
 
+def test_by_step_a_cosine_is_that_of_pytorch() -> None:
+    schedule, steps = Schedule(5, 0.1, (), shape="cosine"), 7
+    sgd = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    theirs = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 5 * steps)
+    for step in range(5 * steps):
+        assert schedule.rate(step / steps, warmup=0) == pytest.approx(sgd.param_groups[0]["lr"])
+        sgd.step()
+        theirs.step()
+
+
+def test_by_step_a_warm_up_rises_in_every_step_and_milestones_stay_where_they_are() -> None:
+    schedule = Schedule(4, 0.3, (3,))
+    rates = [schedule.rate(step / 4, warmup=2) for step in range(16)]
+    assert rates == pytest.approx([0.1 + 0.025 * step for step in range(8)] + [0.3] * 4 + [0.03] * 4)
+
+
 def test_warmup_rises_evenly_from_a_third() -> None:
     schedule = Schedule(150, 0.3, (60, 100, 130))
     rates = [schedule.rate(epoch, warmup=5) for epoch in range(7)]

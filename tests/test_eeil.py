@@ -19,7 +19,7 @@ from edbl.nets.net import Net, Teacher
 from edbl.schedule import Optim, Schedule
 from tests.test_bic import blobs, fit
 from tests.test_contract import Killed, Killer, last_state, recipe
-from tests.vectors import Vector, a_batch, images_of, literal_ce, same, seeded, small, softmax, tools
+from tests.vectors import SMALL, Vector, a_batch, images_of, literal_ce, same, seeded, softmax, tools
 
 
 def move(net: Net, seed: int) -> None:
@@ -33,7 +33,7 @@ def make(
     sizes: list[int], exemplars: list[int], new: list[int], batch: int = 4, **options: object
 ) -> tuple[EEIL, Task]:
     """Return a method that has learnt tasks of these sizes, holds these exemplars and begins a task."""
-    net = EEIL.build(small, seeded())
+    net = EEIL.build(SMALL, seeded())
     memory = Memory(Budget("total", 20))
     options = {"balance": Schedule(3, 0.02, (1,)), **options}
     config = EEIL.Config(**options)  # type: ignore[arg-type]
@@ -211,7 +211,7 @@ def test_new_images_to_fine_tune_on_are_herded() -> None:
 
 def test_fine_tuning_on_balanced_images_takes_the_bias_towards_new_classes_away() -> None:
     """Three old classes with 20 exemplars each, then two new ones with 300 images."""
-    net = EEIL.build(small, seeded())
+    net = EEIL.build(SMALL, seeded())
     config = EEIL.Config(balance=Schedule(10, 0.01, ()))
     schedule, optim = Schedule(10, 0.1, (8,)), Optim(batch=32, warmup=0)
     memory = Memory(Budget("total", 60))

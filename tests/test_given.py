@@ -1,7 +1,10 @@
 """Objects in place of names: data, backbones and methods that a call in Python is given."""
 
+import math
 import tomllib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,17 @@ from edbl.data import datasets
 from edbl.data.given import as_dataset
 from edbl.data.images import Dataset, Images
 from edbl.data.mixing import Batch
-from edbl.engine.prepare import Prepared
+from edbl.engine.prepare import Prepared, with_objects
 from edbl.engine.progress import Progress
 from edbl.methods.rkd import RKD
-from edbl.nets import named, pretrained
-from edbl.nets.backbones import Foreign
+from edbl.nets import backbones, named, pretrained
+from edbl.nets.backbones import Foreign, ResNet
 from tests.conftest import Cli
 from tests.photos import write_digits
 from tests.test_cli import refused
 from tests.test_contract import Killed, last_state
 from tests.test_resume import KillIn
+from tests.test_safe import HEAD
 from tests.vectors import same, seeded
 
 DIGITS = datasets.load("digits")
@@ -163,6 +167,22 @@ def test_data_that_cannot_be_told_are_refused(given: object, message: str, tmp_p
         run(recipe(), tmp_path / "run", data=given)
     assert len(str(caught.value)) < 400
     assert not (tmp_path / "run").exists()
+
+
+def test_data_that_draw_are_the_same_for_every_seed(tmp_path: Path) -> None:
+    def make() -> tuple[Any, ...]:
+        parts = torch.randperm(len(Y)).split(700)
+        return tuple(t[part] for part in parts[:2] for t in (torch.as_tensor(X), torch.as_tensor(Y)))
+
+    users.register("drawn", data=make)
+    made: list[str] = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(made))
+        given = recipe(seed=seed) if made else replace(recipe(), data=replace(recipe().data, name="drawn"))
+        data = make if made else None
+        made.append(run(given, tmp_path / str(len(made)), data=data).data_fingerprint)
+    assert len(set(made)) == 1
+    assert resume(tmp_path / "1", data=make).data_fingerprint == made[0]
 
 
 def test_objects_among_settings_are_told_where_they_belong() -> None:
@@ -366,6 +386,86 @@ def test_a_function_makes_other_weights_for_other_seeds(tmp_path: Path) -> None:
     assert set(shapes) == {(1, 8, 8)}
 
 
+def widths(made: Callable[..., object], **given: object) -> list[int]:
+    """Return the features of each backbone that a learner of a recipe makes."""
+    kept = with_objects(recipe(**given), DIGITS, made, None, None)
+    net = Prepared(kept[0], None, Progress(), kept[1]).learner.net
+    return [module.width for module in net.modules() if isinstance(module, Foreign)]
+
+
+def layers(shape: tuple[int, ...], width: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), width))
+
+
+def test_a_function_is_given_shape_and_width_by_their_names() -> None:
+    def neither() -> nn.Module:
+        return layers((1, 8, 8), 7)
+
+    def both(shape: tuple[int, ...], width: int = 5) -> nn.Module:
+        return layers(shape, width)
+
+    def swapped(width: int, image: tuple[int, ...], /) -> nn.Module:
+        return layers(image, width)
+
+    def by_keyword(*, shape: tuple[int, ...] = (), width: int = 6) -> nn.Module:
+        return layers(shape, width)
+
+    class Wide(nn.Sequential):
+        def __init__(self, width: int = 4) -> None:
+            super().__init__(nn.Flatten(), nn.Linear(64, width))
+
+    found = {}
+    for made in (neither, both, by_keyword, Wide, partial(both, width=9)):
+        found[getattr(made, "__name__", "partial")] = widths(made)
+    assert found == {"neither": [7], "both": [5], "by_keyword": [6], "Wide": [4], "partial": [9]}
+    for made in (both, by_keyword, Wide, partial(both, width=9)):
+        assert widths(made, **{"net.width": 3}) == [3]
+    with pytest.raises(EdblError, match="takes no `width`; give its function a parameter of that name"):
+        widths(neither, **{"net.width": 3})
+    with pytest.raises(EdblError, match=r"backbone given:layers must be given a width; set net\.width"):
+        widths(layers)
+    with pytest.raises(EdblError, match="the width of backbone given:Net is its own"):
+        widths(taught(), **{"net.width": 3})
+
+
+def test_a_width_for_networks_of_the_package(tmp_path: Path) -> None:
+    record = run(recipe(**{"net.width": 16}), tmp_path / "run", data=DIGITS)
+    assert record.status == "done"
+    assert last(tmp_path / "run")["net.head.weight"].shape[1] == 16
+    for name in ("resnet32", "resnet18", "resnet18-large", "small"):
+        narrow, usual = (backbones.build(name, (3, 32, 32), seeded(), width=width) for width in (8, 0))
+        assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 8)
+        assert isinstance(narrow, ResNet)
+        assert isinstance(usual, ResNet)
+        assert [usual.width * one for one in narrow.widths] == [8 * one for one in usual.widths]
+        with pytest.raises(EdblError, match="the width of a residual network is a multiple of 8, not 12"):
+            backbones.build(name, (3, 32, 32), seeded(), width=12)
+    with pytest.raises(EdblError, match="the width of backbone given is its own"):
+        backbones.build("given", (64,), seeded(), width=12)
+
+
+NARROW = (
+    HEAD
+    + """
+    @classmethod
+    def build(cls, make, generator):
+        net = super().build(make, generator)
+        net.second = make(generator, width=24)
+        net.pixels = nn.Linear(net.second.width, torch.Size(make.shape).numel())
+        return net
+"""
+)
+
+
+def test_build_is_told_the_shape_of_images_and_may_ask_for_another_width(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(NARROW)
+    made = Recipe.build(str(tmp_path / "mine.py"), "digits", preset="quick", **{"net.backbone": "small"})
+    net: Any = Prepared(made, None, Progress()).learner.net
+    assert [net.backbone.width, net.second.width, net.pixels.out_features] == [32, 24, 64]
+    viewed: Any = Prepared(replace(made, data=replace(made.data, view=6)), None, Progress()).learner.net
+    assert viewed.pixels.out_features == 36
+
+
 def test_several_backbones_and_starting_again_take_the_weights_that_a_module_came_with(tmp_path: Path) -> None:
     net = taught().requires_grad_(False)
     for method in ("der-net", "joint"):
@@ -488,8 +588,8 @@ def test_the_published_network_in_a_run(tmp_path: Path, monkeypatch: pytest.Monk
     made = recipe(method="lucir", **{"net.backbone": pretrained.LITE0})
     assert made.data.mean == (0.5, 0.5, 0.5)
     make = named.maker(pretrained.LITE0, (3, 32, 32), last_relu=False)
-    net = make(seeded())
+    net = make(seeded(), 0)
     assert net.last_relu is False
     assert same(net.state_dict(), pretrained.find(pretrained.LITE0).load().state_dict())
-    scaled = named.maker("small", (1, 8, 8), image_size=16)(seeded())
+    scaled = named.maker("small", (1, 8, 8), image_size=16)(seeded(), 0)
     assert scaled(torch.zeros(2, 1, 8, 8)).shape == (2, 32)

@@ -7,7 +7,7 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method, methods
 from edbl.methods.base import Draw, Tools
 from edbl.nets import launch
-from edbl.nets.backbones import Backbone, ResNet, _pooled, initialise
+from edbl.nets.backbones import Backbone, Maker, ResNet, _pooled, initialise
 from edbl.nets.net import Net, linear
 from edbl.schedule import Optim, Schedule
 from tests.conftest import Cli
@@ -164,7 +164,7 @@ def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
     method, options = VARIANTS[variant]
     kind = find_method(method)
 
-    def make(generator: torch.Generator) -> Backbone:
+    def make(generator: torch.Generator, width: int) -> Backbone:
         backbone = ResNet(3, (16, 32), 1, project=False, last_relu=kind.last_relu)
         initialise(backbone, generator)
         backbone.to(GPU)
@@ -172,7 +172,7 @@ def steps_of(variant: str, old: int, **how: bool) -> Iterator[Step]:
             backbone.fuse((3, 16, 16))
         return backbone
 
-    net = kind.build(make, generator).to(GPU)
+    net = kind.build(Maker((3, 16, 16), make), generator).to(GPU)
     memory = Memory(Budget("total", 40))
     pixels = torch.randint(0, 256, (240, 3, 16, 16), dtype=torch.uint8, generator=generator).to(GPU)
     train = Images(pixels[40:], old + torch.arange(200, device=GPU) % 4)
@@ -230,6 +230,26 @@ def test_a_graph_gives_the_bits_of_single_steps(variant: str, old: int, bf16: bo
             weights[-1] += [p.detach().clone() for p in step.phase.params]
     for first, second in zip(*weights, strict=True):
         assert torch.equal(first, second)
+
+
+def test_a_graph_follows_a_rate_by_step_without_waiting_or_being_captured_anew() -> None:
+    weights: list[list[Tensor]] = []
+    for graph, falls in ((False, True), (True, True), (True, False)):
+        (step,) = steps_of("rkd", 4, graph=graph)
+        for number in range(8):
+            if number == 4:
+                captured = step.graph
+                assert (captured is not None) == graph
+                torch.cuda.synchronize()
+                torch.cuda.set_sync_debug_mode("error")
+            step.optimiser.set_rate(0.1 / (1 + number * falls))
+            step()
+        torch.cuda.set_sync_debug_mode("default")
+        assert step.graph is captured
+        weights.append([p.detach().clone() for p in step.phase.params])
+    for single, replayed, even in zip(*weights, strict=True):
+        assert torch.equal(single, replayed)
+        assert not torch.equal(replayed, even)
 
 
 def test_a_trial_finds_nothing_wrong_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +314,7 @@ class Draws(find_method("rkd")):  # type: ignore[misc]
     name = "draws"
 
     @classmethod
-    def build(cls, make: Callable[[torch.Generator], Backbone], generator: torch.Generator) -> Net:
+    def build(cls, make: Maker, generator: torch.Generator) -> Net:
         net: Net = super().build(make, generator)
         net.drop = nn.Dropout(0.5)
         return net

@@ -19,6 +19,7 @@ PHASE = (
 )
 DRAW = "    def draw(self, task):\n        return replace(super().draw(task), {})\n"
 END = "    def end(self, task):\n        super().end(task)\n        {}\n"
+BUILD = "    @classmethod\n    def build(cls, make, generator):\n        return make(generator, {})\n"
 LAYER = "nn.Linear(3, 3)"
 WRONG = {
     # what nothing keeps
@@ -57,6 +58,14 @@ WRONG = {
         "the shape must stay the same",
     ),
     "bytes": (DRAW.format("augment=lambda x, g: x"), r"`augment` of phase 'train' gives torch.uint8"),
+    "no head": ("    head = nn.Linear\n", "Mine.head is Linear; derive a head from"),
+    "no mixing": (DRAW.format("mixing=lambda b, g: b.x"), "`mixing` of phase 'train' gives Tensor; return a Batch"),
+    "no augment": (DRAW.format("augment=lambda x, g: None"), "gives NoneType for 32 images"),
+    "no scores": ("    def scores(self, output):\n        return 3\n", "'cnn' are of type int, not"),
+    "no classifiers": ("    def classifiers(self, output):\n        return 3\n", "`classifiers` of mine gives int;"),
+    "no statistics": ("    def norm_statistics(self, task, draw):\n        return 3\n", "`norm_statistics` of mine"),
+    "wide": (BUILD.format("width=3.5"), "cannot be made 3.5 features wide; give a whole number"),
+    "narrow": (BUILD.format("width=-8"), "cannot be made -8 features wide"),
     "head": ("    head = lambda width: nn.Linear(width, 10)\n", "the head of mine is an object of type Linear; derive"),
     "no begin": ("    def begin(self, task, generator):\n        pass\n", "has 0 classes after `begin`"),
     "net": (END.format(f"self.net = {LAYER}"), "after `end` the network of mine is an object of type Linear"),
@@ -78,6 +87,7 @@ KEPT_BY_ITSELF = (
     HEAD
     + """
     def begin(self, task, generator):
+        assert not hasattr(self, "sums"), "the method is made anew for each task"
         assert not hasattr(self.net, "sums"), "the net is made anew for each task too"
         assert torch.equal(self.state.get("head", torch.zeros(0)), self.net.head.weight[: task.old]) or not task.old
         super().begin(task, generator)
@@ -88,7 +98,7 @@ KEPT_BY_ITSELF = (
 
     def end(self, task):
         super().end(task)
-        self.net.sums = 3
+        self.sums = self.net.sums = 3
         self.state["head"] = self.net.head.weight  # which goes on to change, and is the net's
 """
 )

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from edbl import EdblError, Recipe, Record, records, resume, run
+from edbl.app.estimator import EDBLClassifier
+from edbl.data.datasets import load
 from edbl.data.images import Images
+from edbl.engine.progress import Count
 from edbl.memory import Budget, Memory
 from edbl.methods import methods
 from tests.test_contract import Killed, Killer, last_state
@@ -85,6 +88,25 @@ FLIPS = (
 SHORT: dict[str, object] = {"schedule.epochs": 2, "net.backbone": "mlp", "stream.tasks": 3, "checkpoint_seconds": 0}
 
 
+# A head that says no more than how it answers: by the cosine to the best of two rows of each class.
+HEADED = (
+    HEAD.replace("import Net,", "import Head, Net,").replace(
+        "class Mine",
+        """
+class Best(Head):
+    rows = 2
+
+    def forward(self, features):
+        cosines = nn.functional.normalize(features) @ nn.functional.normalize(self.weight).T
+        return 8 * cosines.unflatten(1, (-1, self.rows)).amax(2)
+
+
+class Mine""",
+    )
+    + "    head = Best\n"
+)
+
+
 def refused(tmp_path: Path, members: str, match: str) -> None:
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
     folder.mkdir()
@@ -92,7 +114,9 @@ def refused(tmp_path: Path, members: str, match: str) -> None:
         run(recipe(folder, HEAD + members), folder / "run")
 
 
-@pytest.mark.parametrize("text", [REPLAYS, MEANS, ADAM, FLIPS], ids=["replays", "means", "adam", "flips"])
+@pytest.mark.parametrize(
+    "text", [REPLAYS, MEANS, ADAM, FLIPS, HEADED], ids=["replays", "means", "adam", "flips", "headed"]
+)
 @pytest.mark.parametrize("at", [2, 20, 47, 60])
 def test_killed_and_resumed_has_the_same_bits(text: str, at: int, tmp_path: Path) -> None:
     whole = run(recipe(tmp_path, text), tmp_path / "whole")
@@ -146,6 +170,18 @@ def test_extras_go_wherever_images_go() -> None:
     reservoir.reservoir(some, 0, seeded())
     kept = reservoir.images
     assert all(torch.equal(some.x[i], x) for i, x in zip(kept.extra["number"], kept.x, strict=True))
+
+
+def test_a_bar_moves_with_tasks_where_there_is_no_phase(tmp_path: Path) -> None:
+    shares: list[float] = []
+
+    class Shares(Count):
+        def learnt(self, task: int) -> None:
+            super().learnt(task)
+            shares.append(self.share)
+
+    run(recipe(tmp_path, MEANS, memory="none"), tmp_path / "run", progress=Shares())
+    assert shares == pytest.approx([1 / 3, 2 / 3, 1])
 
 
 def test_without_a_memory_there_is_no_nearest_mean(tmp_path: Path) -> None:
@@ -277,7 +313,17 @@ def test_a_net_that_is_replaced_is_the_one_that_goes_on(tmp_path: Path) -> None:
     assert last_state(tmp_path / "run", record).tensors["net.head.bias"].tolist() == [10.0] * 10
 
 
-def test_same(tmp_path: Path) -> None:
+def test_a_head_of_ones_own_needs_forward_alone(tmp_path: Path) -> None:
+    record = run(recipe(tmp_path, HEADED), tmp_path / "run")
+    assert last_state(tmp_path / "run", record).tensors["net.head.weight"].shape == (20, 128)
+    assert record.accuracy["cnn"][0] > 0.8
+    model = EDBLClassifier(method=str(tmp_path / "mine.py"), epochs=3, random_state=0)
+    data = load("digits").train
+    model.fit(data.x[data.y < 4].numpy(), data.y[data.y < 4].numpy())
+    assert model.score(data.x[data.y < 4].numpy(), data.y[data.y < 4].numpy()) > 0.8
+
+
+def test_an_augmentation_of_ones_own_draws_by_the_seed(tmp_path: Path) -> None:
     one, two = (run(recipe(tmp_path, FLIPS), tmp_path / name) for name in ("one", "two"))
     assert same(last_state(tmp_path / "one", one).tensors, last_state(tmp_path / "two", two).tensors)
     plain = run(recipe(tmp_path, HEAD + "    pass"), tmp_path / "plain")

@@ -14,7 +14,7 @@ from edbl.data.samplers import Uniform
 from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.remix import Remix
-from edbl.nets.backbones import build
+from edbl.nets.backbones import Maker, build
 from edbl.schedule import Optim, Schedule
 from tests.vectors import seeded, tools
 
@@ -143,7 +143,7 @@ def a_task(old: int, new: list[int]) -> Task:
 
 def a_method(kind: type[Remix], exemplars: list[int], **options: object) -> Remix:
     """Return a method that knows a class for each number of exemplars."""
-    net = kind.build(lambda generator: build("mlp", (1, 1, 1), generator), seeded())
+    net = kind.build(Maker((1, 1, 1), lambda generator, width: build("mlp", (1, 1, 1), generator)), seeded())
     memory = Memory(Budget("total", 12))
     if exemplars:
         net.grow(len(exemplars), seeded(1))

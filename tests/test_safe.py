@@ -94,6 +94,83 @@ def recipe(tmp_path: Path, text: str, seed: int = 0, **given: object) -> Recipe:
     return Recipe.build(str(tmp_path / "mine.py"), "digits", preset="quick", **(short | given))
 
 
+# Draws where nothing is trained: in its answers, as it is made, and in a module whose values no checkpoint has.
+ELSEWHERE = (
+    HEAD
+    + """
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        self.shift = torch.randn(())
+
+    def begin(self, task, generator):
+        super().begin(task, generator)
+        if not hasattr(self.net, "noise"):
+            self.net.noise = torch.randn(10)
+
+    def loss(self, batch):
+        logits = self.net(batch.x).logits * self.shift + self.net.noise[: batch.y.shape[1]]
+        return -(batch.y * logits.log_softmax(1)).sum(1).mean()
+
+    def scores(self, output):
+        return output.logits + 5 * torch.randn_like(output.logits)
+
+    def classifiers(self, output):
+        return {"guess": torch.rand_like(output.logits)}
+"""
+)
+
+
+@pytest.mark.parametrize("at", [0, 30, 60])
+def test_what_draws_elsewhere_follows_the_seed_too(at: int, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    one = run(recipe(tmp_path, ELSEWHERE), tmp_path / "one")
+    torch.manual_seed(6)
+    if at:
+        with pytest.raises(Killed):
+            run(recipe(tmp_path, ELSEWHERE), tmp_path / "two", progress=Killer(at))
+        two = resume(tmp_path / "two")
+    else:
+        two = run(recipe(tmp_path, ELSEWHERE), tmp_path / "two")
+    assert two.losses == one.losses
+    assert two.accuracy == one.accuracy
+    assert run(recipe(tmp_path, ELSEWHERE, 1), tmp_path / "other").accuracy["guess"] != one.accuracy["guess"]
+
+
+# A network that draws something in `grow` that is no parameter and no buffer.
+GROWS = (
+    HEAD
+    + """
+    class Growing(Net):
+        def grow(self, new, generator):
+            if not self.head.sizes:
+                self.noise = torch.randn(10)
+            super().grow(new, generator)
+
+    @classmethod
+    def build(cls, make, generator):
+        backbone = make(generator)
+        return cls.Growing(backbone, cls.head(backbone.width))
+
+    def scores(self, output):
+        return output.logits + self.net.noise[: self.net.head.classes]
+
+    def loss(self, batch):
+        logits = self.net(batch.x).logits + self.net.noise[: batch.y.shape[1]]
+        return -(batch.y * logits.log_softmax(1)).sum(1).mean()
+"""
+)
+
+
+def test_what_a_network_draws_as_it_grows_is_the_same_after_a_kill(tmp_path: Path) -> None:
+    whole = run(recipe(tmp_path, GROWS), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run(recipe(tmp_path, GROWS), tmp_path / "killed", progress=Killer(60))
+    torch.manual_seed(7)
+    killed = resume(tmp_path / "killed")
+    assert killed.losses == whole.losses
+    assert killed.accuracy == whole.accuracy
+
+
 def test_ordinary_pytorch_code_follows_the_seed(tmp_path: Path) -> None:
     made: dict[str, Record] = {}
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
@@ -157,6 +234,9 @@ def test_state_that_a_loss_changes_survives_a_kill_inside_a_phase(at: int, tmp_p
         ("SEEN = 0", "global SEEN; SEEN += 1", "SEEN"),
         ("SEEN = torch.zeros(3)", "SEEN.add_(1)", "SEEN"),
         ("MANY, SEEN = range(10**12), [[]]", "SEEN[0].append(1)", "SEEN"),
+        ("class Bank:\n    rows = None\nSEEN = Bank()", "SEEN.rows = [torch.ones(1)]", "SEEN"),
+        ("class Bank:\n    __slots__ = ()\nBANK = Bank()\ndef seen(rows=[]): rows.append(1)", "seen()", "seen"),
+        ("class Bank(torch.nn.Module): pass\nSEEN = Bank()", "SEEN.register_buffer('x', torch.ones(1))", "SEEN"),
     ],
 )
 def test_what_a_file_holds_and_changes_is_refused(top: str, line: str, name: str, tmp_path: Path) -> None:

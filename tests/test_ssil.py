@@ -14,14 +14,14 @@ from edbl.data.stream import Task
 from edbl.memory import Budget, Memory
 from edbl.methods.ssil import SSIL, separated_cross_entropy
 from edbl.schedule import FirstTask, Optim, Schedule
-from tests.vectors import WIDTH, Vector, images_of, seeded, small, softmax, tools
+from tests.vectors import SMALL, WIDTH, Vector, images_of, seeded, softmax, tools
 
 
 def make(
     sizes: list[int], exemplars: list[int], new: list[int], batch: int = 8, **options: object
 ) -> tuple[SSIL, Task]:
     """Return a method that has learnt tasks of these sizes, holds these exemplars and begins a task."""
-    net = SSIL.build(small, seeded())
+    net = SSIL.build(SMALL, seeded())
     memory = Memory(Budget("total", 20))
     config = SSIL.Config(**options)  # type: ignore[arg-type]
     method = SSIL(net, memory, config, Schedule(4, 0.6, (2,)), Optim(batch=batch), tools(lambda images: images.x))

@@ -1,9 +1,11 @@
 """The training step, where the contract of methods does not look."""
 
+import math
 import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +107,30 @@ def test_updates_are_those_of_pytorch(optim: Optim) -> None:
     kept = {number: theirs.state[p].get("momentum_buffer") for number, p in enumerate(nets[1].parameters())}
     assert set(ours.state()) == ({f"{number}.momentum" for number in range(4)} if optim.momentum else set())
     assert all(torch.equal(value, kept[int(name[0])]) for name, value in ours.state().items())
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("by_step", [False, True])
+def test_a_rate_by_step_is_set_before_each_step(kind: str, by_step: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = Step._step
+
+    def noted(self: Step) -> None:
+        made: Any = self.optimiser
+        rates.append(float(made.rates[1.0] if kind == "sgd" else made.optimiser.param_groups[-1]["lr"]))
+        step(self)
+
+    monkeypatch.setattr(Step, "_step", noted)
+    given = {"optim.kind": kind, "optim.by_step": by_step, "schedule.epochs": 3, "optim.warmup": 1, "schedule.lr": 0.3}
+    small = {"net.backbone": "mlp", "optim.batch": 128, "schedule.shape": "cosine"}
+    learner = learner_of(Recipe.build("finetune", data="digits", preset="quick", **small, **given))
+    stream = Stream(datasets.load("digits"), range(10), [5, 5], torch.device("cpu"))
+    learner.learn(stream[0])
+    steps = len(rates) // 3
+    assert steps > 4
+    times = [number / steps if by_step else number // steps for number in range(3 * steps)]
+    expected = [0.1 + 0.2 * at if at < 1 else 0.15 * (1 + math.cos(math.pi * at / 3)) for at in times]
+    assert rates == pytest.approx(expected)
 
 
 def test_a_run_does_not_load_the_compiler(tmp_path: Path) -> None:

@@ -168,8 +168,8 @@ def test_streams_from_the_command_line(cli: Cli, tmp_path: Path, monkeypatch: py
     assert not Path("no").exists()
 
 
-def own(parts: Any, folder: Path, **given: Any) -> Record:
-    quick = {"net.backbone": "mlp", "memory": BUDGET, "checkpoint_seconds": 0}
+def own(parts: Any, folder: Path, seed: int = 0, **given: Any) -> Record:
+    quick = {"net.backbone": "mlp", "memory": BUDGET, "checkpoint_seconds": 0, "seed": seed}
     return run(Recipe.build("rkd", data="digits", preset="quick", **quick), folder, stream=parts, **given)
 
 
@@ -252,6 +252,22 @@ def test_a_stream_from_a_file(cli: Cli, tmp_path: Path) -> None:
     assert cli(*again).code == 0
     assert "to protocol base0" in cli("run", "rkd", "--stream", f"{file}:stream", "--protocol", "base0").err
     assert f"say which function of {file} makes the stream" in cli("run", "rkd", "--stream", file).err
+
+
+def test_a_stream_that_draws_follows_the_seed(tmp_path: Path) -> None:
+    def halves(labels: Tensor) -> list[Tensor]:
+        return list(torch.randperm(len(labels)).split(-(-len(labels) // 2)))
+
+    kept: list[str] = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(len(kept))
+        kept.append(own(halves, tmp_path / str(len(kept)), seed=seed).data_fingerprint)
+    assert kept[0] == kept[1] != kept[2]
+    torch.manual_seed(7)
+    record = records.read(tmp_path / "0")
+    record.status = "running"
+    records.write(record, tmp_path / "0")
+    assert resume(tmp_path / "0", stream=halves).status == "done"
 
 
 def test_a_stream_by_a_function_of_all_labels(tmp_path: Path) -> None:

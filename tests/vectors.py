@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from edbl.data.images import Images
 from edbl.data.mixing import Batch
 from edbl.methods.base import Tools
-from edbl.nets.backbones import MLP, initialise
+from edbl.nets.backbones import MLP, Maker, initialise
 from edbl.nets.net import Output
 
 WIDTH = 6
@@ -36,6 +36,9 @@ def small(generator: torch.Generator) -> MLP:
     backbone = MLP(WIDTH, width=8)
     initialise(backbone, generator)
     return backbone
+
+
+SMALL = Maker((WIDTH,), lambda generator, width: small(generator))
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:

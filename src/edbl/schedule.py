@@ -20,6 +20,7 @@ class Optim:
     weight_decay: float = magnitude(2e-4, "L2 penalty on all parameters; adamw: decay of their values", 1e-5, 1e-2)
     clip: float = option(0.0, "largest norm of all gradients together; 0 means no limit", least=0)
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
+    by_step: bool = option(False, "the learning rate follows its schedule in every step, not once an epoch")
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
     fixed_norm: bool = option(False, "batch normalisation keeps the statistics it has, of a pretrained backbone say")
 
@@ -37,8 +38,8 @@ class Schedule:
     decay: float = option(0.1, "factor by which it falls", least=0, most=1)
     shape: Literal["steps", "cosine"] = option("steps", "fall at the milestones, or along half a cosine to 0")
 
-    def rate(self, epoch: int, warmup: int) -> float:
-        """Return the learning rate of an epoch, counted from 0."""
+    def rate(self, epoch: float, warmup: int) -> float:
+        """Return the learning rate of an epoch, counted from 0; within an epoch, at a part of one."""
         if epoch < warmup:
             return self.lr * (1 + 2 * epoch / warmup) / 3
         if self.shape == "cosine":

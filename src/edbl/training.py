@@ -65,6 +65,7 @@ class NetSettings:
         "resnet32",
         "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
     )
+    width: int = option(0, "features that it gives, where there is a choice; 0: as many as it has", least=0, most=2**14)
     image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
     frozen: bool = option(False, "the backbone keeps its weights and statistics, and the head alone learns")
 

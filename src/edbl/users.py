@@ -180,8 +180,11 @@ def held(kind: type) -> dict[str, object]:
 
 
 def _mark(value: object, depth: int = 4) -> str:
-    """Return what changes when a number, a tensor, an array or a collection of them does; nothing of other objects."""
-    if hasattr(value, "_version"):  # a tensor, whose values a device would have to be waited for
+    """Return what changes when a number, a tensor, an array, or what a user's object or function holds of them, does.
+
+    Of other objects it is nothing.
+    """
+    if hasattr(value, "_version") and hasattr(value, "data_ptr"):  # a tensor, whose values would be waited for
         return f"tensor {id(value)} {value._version}"
     if isinstance(value, np.ndarray):
         return f"array {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
@@ -191,6 +194,10 @@ def _mark(value: object, depth: int = 4) -> str:
         return f"{{{', '.join(f'{key!r}: {_mark(item, depth - 1)}' for key, item in value.items())}}}"
     if isinstance(value, Collection) and not isinstance(value, str | bytes) and depth:
         return f"[{', '.join(_mark(item, depth - 1) for item in value)}]"
+    if isinstance(value, FunctionType) and depth:
+        return _mark([value.__defaults__, value.__kwdefaults__], depth)
+    if getattr(sys.modules.get(type(value).__module__), "__file__", None) in _files:
+        return _mark(getattr(value, "__dict__", {}), depth)
     return repr(value) if isinstance(value, int | float | str | bytes) else ""
 
 

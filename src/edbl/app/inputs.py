@@ -30,7 +30,7 @@ from edbl.errors import EdblError
 from edbl.memory import Memory
 from edbl.methods import find_method
 from edbl.nets import engines, pretrained
-from edbl.nets.backbones import Backbone, Foreign
+from edbl.nets.backbones import Backbone, Foreign, refuse_width
 from edbl.nets.closed import rooted
 from edbl.nets.pretrained import SCRATCH, Pretrained
 from edbl.schedule import Schedule
@@ -185,7 +185,8 @@ class Pixels(OfTrained):
         """Build the backbone, or take the pretrained one."""
         found, side = network(self.settings.backbone), self.settings.image_size
 
-        def make(generator: Generator) -> Backbone:
+        def make(generator: Generator, width: int) -> Backbone:
+            refuse_width(self.settings.backbone, width)
             backbone = cast(Pretrained, found).load()
             if not isinstance(backbone, Foreign):  # whose last ReLU, if any, stays
                 backbone.last_relu = find_method(made.method).last_relu

@@ -1,10 +1,10 @@
 """A model that keeps learning: names of classes, a learner, and what it remembers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from edbl.data.augment import Transform, Views
 from edbl.data.images import Images
@@ -16,7 +16,7 @@ from edbl.engine.learner import CPU, Learner
 from edbl.engine.progress import Progress
 from edbl.errors import Diverged, EdblError, unknown
 from edbl.methods.base import Method
-from edbl.nets.backbones import Backbone
+from edbl.nets.named import Make
 from edbl.nets.net import Output
 from edbl.training import Training
 
@@ -34,7 +34,7 @@ class Model:
         device: torch.device,
         *,
         progress: Progress | None = None,
-        make: Callable[[Generator], Backbone] | None = None,
+        make: Make | None = None,
     ) -> None:
         self.learner = Learner(recipe, shape, transform, device, progress or Progress(), make)
         self.memory = self.method.memory

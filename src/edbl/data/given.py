@@ -11,9 +11,11 @@ from torch import Tensor
 
 from edbl.data.images import Dataset, Images
 from edbl.errors import EdblError
+from edbl.seeds import Seeds
 
 NAME = "the given data"
 KEYS = (("image", "img"), ("label", "labels", "fine_label"))  # what dictionaries call an image and its label
+SEED = 0  # of what draws, such as a function that splits at random: runs of all seeds have the same images
 TWICE = 16  # images that are asked for again, as random changes would show then
 WANTED = "a Dataset, (X, y, X_test, y_test), or (train, test) that give images and labels by number"
 
@@ -26,6 +28,7 @@ class _Part(NamedTuple):
     names: Sequence[str] | None  # of labels 0, 1, ..., where they are known
 
 
+@Seeds(SEED).everywhere("data")
 def as_dataset(given: object, name: str = NAME) -> Dataset:
     """Return as a data set what a user gives as one, or what a function of the user's returns."""
     if callable(given) and not hasattr(given, "__getitem__"):

@@ -41,7 +41,7 @@ class Epoch:
     total: int  # epochs of the run up to this one, from 1
     loss: float  # mean over its steps
     logged: Mapping[str, float]  # the means of what the loss logs, by name
-    rate: float  # learning rate
+    rate: float  # learning rate, as the epoch begins
     accuracy: Mapping[str, float]  # over all, old and new classes, where `evaluation.every` asks for it; else empty
 
 

@@ -44,6 +44,8 @@ DRAWN |= {f"{name}_" for name in ("normal", "uniform", "random", "bernoulli", "e
 DRAWN |= {"log_normal_"} | {f"{kind}dropout" for kind in ("", "alpha_", "feature_", "feature_alpha_")}
 DRAWN |= {f"dropout{dims}d" for dims in (1, 2, 3)}
 OTHERS = {random: random._inst, np.random: np.random.mtrand._rand}  # whose draws no seed has
+# What tensors say of where they are while steps are looked at: on a GPU too that is not the CPU by name.
+CPU, HERE = torch.device("cpu"), torch.device("cpu", 0)
 SEED, SEES = "same seed, same bits", "sees no test images and no later task"
 PACKAGE = str(Path(edbl.__file__).parent)
 
@@ -174,8 +176,9 @@ class _Checks:
         seen = _Seen()
         prepared = Prepared(recipe(self.method), None, Progress())
         prepared.learner.kind = _watched(prepared.learner.kind, seen)
-        for number in range(2):
-            prepared.learner.learn(prepared.stream[number])
+        with _elsewhere():
+            for number in range(2):
+                prepared.learner.learn(prepared.stream[number])
         return cast(str, getattr(seen, what))
 
     def _sees(self) -> str:
@@ -270,8 +273,24 @@ class _Watch(TorchFunctionMode):
 
 
 def _to_host(arguments: tuple[object, ...]) -> bool:
-    """Tell whether a tensor is sent to the CPU by name; `x.device` is one too here, and may be another elsewhere."""
-    return any(isinstance(argument, str) and argument.startswith("cpu") for argument in arguments)
+    """Tell whether a tensor is sent to the CPU by name, and not to where another one is."""
+    return any(one == CPU or (isinstance(one, str) and one.startswith("cpu")) for one in arguments)
+
+
+class _Drawing(torch.Generator):
+    """A generator that says of where it is what tensors say."""
+
+    device = HERE
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Let tensors say that they are somewhere else than on the CPU by name."""
+    setattr(Tensor, "device", property(lambda _: HERE))  # noqa: B010  # over what a class of C says
+    try:
+        yield
+    finally:
+        delattr(Tensor, "device")
 
 
 def _in_module() -> bool:
@@ -338,8 +357,9 @@ def _watched(kind: type[Method], seen: _Seen) -> type[Method]:
 
     def under(function: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any) -> Any:
+            given = [_Drawing().set_state(x.get_state()) if isinstance(x, torch.Generator) else x for x in args]
             with eye():
-                return function(*args)
+                return function(*given)
 
         return watched
 

@@ -1,7 +1,7 @@
 """Evaluation: what each classifier makes of test images, as confusion matrices."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -102,7 +102,10 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
         sizes = torch.tensor(tasks, device=test.y.device)
         task = torch.arange(len(sizes), device=test.y.device).repeat_interleave(sizes)  # of each class
         answers["task-aware"] = scores.masked_fill(task[test.y].unsqueeze(1) != task, -torch.inf).argmax(1)
-    for name, own in method.classifiers(output).items():
+    more = method.classifiers(output)
+    if not isinstance(more, Mapping):
+        raise EdblError(f"`classifiers` of {method.name} gives {type(more).__name__}; return scores by name")
+    for name, own in more.items():
         if name in answers or not re.fullmatch(NAME, name):
             raise EdblError(f"a classifier of {method.name} is named '{name}'; use a new name in small letters")
         answers[name] = _best(own, name, (len(test), seen))
@@ -113,8 +116,10 @@ def evaluate(method: Method, test: Images, flips: bool, tasks: Sequence[int] = (
 
 def _best(scores: Tensor, name: str, shape: tuple[int, int]) -> Tensor:
     """Return the class with the largest score of each image; not a number would be the largest."""
-    if scores.shape != shape:
-        raise EdblError(f"scores of classifier '{name}' have shape {list(scores.shape)}, not {list(shape)}")
+    is_tensor = isinstance(scores, Tensor)
+    if not is_tensor or scores.shape != shape:
+        are = f"have shape {list(scores.shape)}" if is_tensor else f"are of type {type(scores).__name__}"
+        raise EdblError(f"scores of classifier '{name}' {are}, not {list(shape)}")
     if scores.isnan().any():
         raise EdblError(f"scores of classifier '{name}' are not all numbers")
     return scores.argmax(1)

@@ -119,6 +119,8 @@ class Loop:
         step.begin_epoch(batches, rate)
         self.progress.epoch(epoch, len(batches))
         for number in range(len(batches)):
+            if phase.optim.by_step:  # on a GPU a launch of its own before that of the graph, which reads the rate
+                step.optimiser.set_rate(phase.schedule.rate(epoch + number / len(batches), phase.optim.warmup))
             step()
             self.progress.step(step.losses, number, step.images)
         # The first time in an epoch that the host waits for the device.
@@ -267,11 +269,15 @@ class Step:
         data = self.phase.draw.data
         labels = self.one_hot[data.y[index]]  # [batch, seen]
         x = self.augment(data.x[index] if self.here is None else self.here, self.generator)
-        if len(x) != len(labels) or not x.is_floating_point():
-            given = f"gives {x.dtype} {list(x.shape)} for {len(labels)} images"
+        if not isinstance(x, Tensor) or len(x) != len(labels) or not x.is_floating_point():
+            what = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            given = f"gives {what} for {len(labels)} images"
             raise EdblError(f"`augment` of phase '{self.phase.name}' {given}; return as many, normalised, as floats")
         batch = Batch(x, labels, index=index)
-        return self.phase.draw.mixing(batch, self.generator)
+        mixed: object = self.phase.draw.mixing(batch, self.generator)
+        if not isinstance(mixed, Batch):
+            raise EdblError(f"`mixing` of phase '{self.phase.name}' gives {type(mixed).__name__}; return a Batch")
+        return mixed
 
     def _step(self) -> None:
         batch = self._batch()

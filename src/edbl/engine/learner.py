@@ -2,7 +2,7 @@
 
 import fnmatch
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from edbl.memory import Budget, Memory
 from edbl.methods import find_method
 from edbl.methods.base import Draw, Method, Phase, Tools
 from edbl.nets import named
-from edbl.nets.backbones import Backbone, ResNet
+from edbl.nets.backbones import Backbone, Maker, ResNet
 from edbl.nets.net import Net, stay
 from edbl.nets.shared import apart, share
 from edbl.rule import TaskFacts
@@ -63,7 +63,7 @@ class Learner:
         transform: Transform | Views,
         device: torch.device,
         progress: Progress,
-        make: Callable[[Generator], Backbone] | None = None,
+        make: named.Make | None = None,
         kind: type[Method] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
@@ -83,11 +83,12 @@ class Learner:
             training.net.backbone, self.seen, kind.last_relu, training.net.image_size
         )
 
-        def backbone(generator: Generator) -> Backbone:  # kept by nets that grow, and copied with them
-            return self._backbone(built, bf16, generator)
+        def backbone(generator: Generator, width: int) -> Backbone:
+            return self._backbone(built(generator, width or training.net.width), bf16)
 
+        maker = Maker(tuple(self.seen), backbone)  # kept by nets that grow, and copied with them
         with self.seeds.everywhere("backbone"):
-            net = kind.build(backbone, self.seeds.generator(CPU, "backbone")).to(device)
+            net = kind.build(maker, self.seeds.generator(CPU, "backbone")).to(device)
         self.learnt: dict[str, Tensor] = {}  # statistics that training gave batch normalisation, while it has others
         if not isinstance(training.options, kind.Config):
             raise TypeError(f"options of {training.method} must be its Config; make recipes with Recipe.build")
@@ -100,9 +101,9 @@ class Learner:
         same = self.training, self.shape, self.transform, self.device, self.progress, self.make, self.kind, self.notes
         return Learner(*same)
 
-    def _backbone(self, built: Callable[[Generator], Backbone], bf16: bool, generator: Generator) -> Backbone:
+    def _backbone(self, made: Backbone, bf16: bool) -> Backbone:
         """Return a backbone on the device, in the kernels that a trial has found to be right there."""
-        made = built(generator).to(self.device)
+        made = made.to(self.device)
         if self.training.net.frozen:
             stay(made)
         fuse = bf16 and self.training.fused and self.alone and not self.training.net.frozen
@@ -174,10 +175,11 @@ class Learner:
         All of it is checked, since it may come from anywhere: a `ValueError` says what does not fit.
         """
         weights, learnt, state, extra = saved.parts("net.", "learnt.", "state.", "memory.extra.")
-        for size in sizes:
-            self.net.grow(size, self.seeds.generator(CPU, "restore"))
-            if _count(self.net.state_dict()) > _count(weights):  # before it takes all memory
-                raise ValueError("there are fewer weights than the net has")
+        with self.seeds.everywhere("restore"):  # what is drawn and in no checkpoint is the same each time
+            for size in sizes:
+                self.net.grow(size, self.seeds.generator(CPU, "restore"))
+                if _count(self.net.state_dict()) > _count(weights):  # before it takes all memory
+                    raise ValueError("there are fewer weights than the net has")
         wanted = self.net.state_dict()
         check_tensors(weights, wanted)
         check_tensors(learnt, {k: v for k, v in wanted.items() if k in learnt and "running_" in k})
@@ -224,8 +226,9 @@ class Learner:
             task = replace(task, stream_train=None)
         self._as_learnt()
         by_rule = task.old and self.training.by_rule
-        self._anew(self.training.ruled(self._facts(task)) if by_rule else self.training, task.index)
+        training = self.training.ruled(self._facts(task)) if by_rule else self.training
         with self._computing(), self.seeds.everywhere("task", task.index):
+            self._anew(training, task.index)
             held = users.held(self.kind)
             self.method.begin(task, self.seeds.generator(CPU, "task", task.index, "begin"))
             contract.check_net(self.method, task.seen, "begin")
@@ -240,9 +243,9 @@ class Learner:
     def refresh(self, task: Task, checkpoints: Checkpoints | None = None) -> None:
         """Learn classes again that are known, as if they were those of a first task; the memory stays as it is."""
         self._as_learnt()
-        self._anew(self.training, task.index)
-        self.net.head.thaw()
         with self._computing(), self.seeds.everywhere("task", task.index):
+            self._anew(self.training, task.index)
+            self.net.head.thaw()
             self._fit(task, self.method.refresh(task), checkpoints)
         self.progress.learnt(task.index)
 
@@ -275,7 +278,7 @@ class Learner:
         for number, phase in enumerate(phases):
             contract.check_phase(self.method, self.net, phase)
             if number == 0:
-                clean = self.method.norm_statistics(task, phase.draw)
+                clean = contract.checked_draw(self.method, self.method.norm_statistics(task, phase.draw))
             if phase.name in learnt.seconds:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
             saver = Saver(

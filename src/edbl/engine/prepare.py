@@ -31,6 +31,7 @@ from edbl.methods.base import Method
 from edbl.nets import named
 from edbl.recipe import Recipe, StreamSettings, given_method
 from edbl.records import Record
+from edbl.seeds import Seeds
 
 FEATURES_KEPT = 1000  # test images whose features a run keeps for the report's map
 
@@ -129,7 +130,8 @@ class Prepared:
         test = self.stream.test(len(self.stream) - 1)
         each = max(1, FEATURES_KEPT // len(self.stream.classes))
         chosen = torch.cat([(test.y == k).nonzero().squeeze(1)[:each] for k in range(len(self.stream.classes))])
-        return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
+        with self.learner.seeds.everywhere("features"):
+            return self.learner.features(test[chosen]).cpu(), test.y[chosen].cpu()
 
 
 def loaded(recipe: Recipe, data_dir: Path | None) -> Dataset:
@@ -164,7 +166,7 @@ def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
     """Return which classes and training images arrive when."""
     labels = dataset.train.y
     if stream.protocol == "own":
-        return arrivals(labels, _own_parts(stream.given, labels))
+        return arrivals(labels, _own_parts(stream.given, labels, seed))
     tasks = listed(stream, dataset.classes, seed)
     parts = share_out(
         labels,
@@ -179,14 +181,14 @@ def plan(stream: StreamSettings, dataset: Dataset, seed: int) -> Arrivals:
     return arrivals(labels, parts, tasks)
 
 
-def _own_parts(name: str, labels: Tensor) -> list[Tensor]:
+def _own_parts(name: str, labels: Tensor, seed: int) -> list[Tensor]:
     """Return the images of each task of a stream of one's own: as they were given, or as a function makes them."""
     if not name:
         raise EdblError("protocol own needs stream.given, as in FILE.py:make, or `edbl.run(recipe, stream=...)`")
     found = users.find(users.STREAM, name, {})
     if isinstance(found, ModuleType):
         raise EdblError(f"say which function of {name} makes the stream, as in {name}:make")
-    with users.calling(name):
+    with users.calling(name), Seeds(seed).everywhere("stream"):
         return own_parts(found(labels.clone()) if callable(found) else found)
 
 

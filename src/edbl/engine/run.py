@@ -275,7 +275,7 @@ def _learn_from(
             if number == 0 and start is not None:
                 start.keep(folder)
             progress.busy("evaluating")
-            with stopwatch(learnt.seconds, "evaluation"):
+            with stopwatch(learnt.seconds, "evaluation"), learner.seeds.everywhere("task", number, "evaluation"):
                 how = recipe.evaluation
                 sizes = stream.sizes[: number + 1] if how.task_aware else ()
                 matrices = evaluate(learner.method, stream.test(number), how.nme_flips, sizes)

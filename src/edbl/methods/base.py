@@ -20,7 +20,7 @@ from edbl.data.stream import KINDS, Kind, Task
 from edbl.losses import cross_entropy
 from edbl.memory import Memory
 from edbl.methods.options import NormStatistics, Options
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Maker
 from edbl.nets.net import Head, LinearHead, Net, Output, Teacher
 from edbl.schedule import FirstTask, Optim, Schedule
 from edbl.store import check_tensors
@@ -112,11 +112,13 @@ class Method:
         super().__init_subclass__()
         if cls.keeps not in get_args(Keeps):
             raise TypeError(f"{cls.__name__}.keeps is {cls.keeps!r}; it may be {', '.join(get_args(Keeps))}")
+        if isinstance(cls.head, type) and not issubclass(cls.head, Head):
+            raise TypeError(f"{cls.__name__}.head is {cls.head.__name__}; derive a head from edbl.nets.net.Head")
         if not isinstance(cls.streams, Set) or cls.streams - KINDS:
             raise TypeError(f"{cls.__name__}.streams is {cls.streams!r}; it is a set of {', '.join(sorted(KINDS))}")
 
     @classmethod
-    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+    def build(cls, make: Maker, generator: Generator) -> Net:
         """Return the net that the method trains, of a backbone or several that ``make`` makes."""
         backbone = make(generator)
         return Net(backbone, cls.head(backbone.width))

@@ -1,6 +1,6 @@
 """DER-Net: a backbone for each task."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from edbl.data.samplers import Uniform
 from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy
 from edbl.methods.base import Draw, Method, Phase
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Maker
 from edbl.nets.expanding import ExpandingNet
 from edbl.nets.net import LinearHead, Net
 from edbl.schedule import Schedule
@@ -55,7 +55,7 @@ class DERNet(Method):
     config: Config
 
     @classmethod
-    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+    def build(cls, make: Maker, generator: Generator) -> Net:
         """Return a net that will ask ``make`` for more backbones."""
         return ExpandingNet(make, generator)
 

@@ -1,6 +1,6 @@
 """EEIL: end-to-end incremental learning."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, task_distillation
 from edbl.memory import Budget, Memory
 from edbl.methods.base import Draw, Method, Phase
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Maker
 from edbl.nets.net import Net, Teacher
 from edbl.schedule import Schedule
 
@@ -51,7 +51,7 @@ class EEIL(Method):
     config: Config
 
     @classmethod
-    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+    def build(cls, make: Maker, generator: Generator) -> Net:
         """Return the net, with room for the epochs of a task that the noise has seen."""
         net = super().build(make, generator)
         net.register_buffer("noisy_epochs", torch.zeros(()))

@@ -1,6 +1,6 @@
 """FOSTER: a second backbone boosts the old net, and both are compressed into one."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from edbl.data.mixing import Batch
 from edbl.data.stream import KINDS, Task
 from edbl.losses import cross_entropy, distillation
 from edbl.methods.base import Method, Phase
-from edbl.nets.backbones import Backbone
+from edbl.nets.backbones import Maker
 from edbl.nets.expanding import FosterNet
 from edbl.nets.net import Net, Output, Teacher
 from edbl.schedule import Schedule
@@ -52,7 +52,7 @@ class FOSTER(Method):
     weights: Tensor  # of classes, in the phase that is trained
 
     @classmethod
-    def build(cls, make: Callable[[Generator], Backbone], generator: Generator) -> Net:
+    def build(cls, make: Maker, generator: Generator) -> Net:
         """Return a net that will ask ``make`` for more backbones."""
         return FosterNet(make, generator)
 

@@ -1,8 +1,9 @@
 """Backbones: an image or a vector in, one feature vector out."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Generator, Tensor, nn
@@ -189,19 +190,55 @@ class Foreign(nn.Module):
 Backbone = ResNet | MLP | Given | EfficientNetLite0 | Foreign
 
 
-def _inputs(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
+@dataclass(frozen=True)
+class Maker:
+    """Makes backbones by the recipe, each with weights of its own."""
+
+    shape: tuple[int, ...]  # of what they take: an image or a vector
+    made: Callable[[Generator, int], Backbone]
+
+    def __call__(self, generator: Generator, width: int = 0) -> Backbone:
+        """Return another backbone; with ``width``, one of so many features."""
+        if not isinstance(width, int) or width < 0:
+            raise EdblError(f"a backbone cannot be made {width!r} features wide; give a whole number")
+        return self.made(generator, width)
 
 
-BACKBONES: dict[str, Callable[[Sequence[int], bool], Backbone]] = {
-    "resnet32": lambda shape, relu: ResNet(shape[0], (16, 32, 64), blocks=5, project=False, last_relu=relu),
-    "resnet18": lambda shape, relu: ResNet(shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu),
-    "resnet18-large": lambda shape, relu: ResNet(
-        shape[0], (64, 128, 256, 512), blocks=2, project=True, last_relu=relu, large=True
-    ),
-    "small": lambda shape, relu: ResNet(shape[0], (16, 32), blocks=1, project=False, last_relu=relu),
-    "mlp": lambda shape, relu: MLP(_inputs(shape), last_relu=relu),
-    "given": lambda shape, relu: Given(_inputs(shape)),
+def refuse_width(name: str, width: int) -> None:
+    """Refuse a width where there is no choice."""
+    if width:
+        raise EdblError(f"the width of backbone {name} is its own; it cannot be made with {width} features")
+
+
+def _mlp(shape: Sequence[int], relu: bool, width: int) -> Backbone:
+    return MLP(torch.Size(shape).numel(), width or 128, last_relu=relu)
+
+
+def _given(shape: Sequence[int], relu: bool, width: int) -> Backbone:
+    refuse_width("given", width)
+    return Given(torch.Size(shape).numel())
+
+
+def _resnet(usual: Sequence[int], **how: Any) -> Callable[[Sequence[int], bool, int], Backbone]:
+    """Return what makes a residual network of stages as wide as ``usual``, or in proportion."""
+
+    def make(shape: Sequence[int], relu: bool, width: int) -> Backbone:
+        if width % 8:  # which all stages are parts of
+            raise EdblError(f"the width of a residual network is a multiple of 8, not {width}")
+        widths = [one * (width or usual[-1]) // usual[-1] for one in usual]
+        return ResNet(shape[0], widths, last_relu=relu, **how)
+
+    return make
+
+
+# What makes each for inputs of a shape, with or without a last ReLU, of a width or, for 0, of its usual one.
+BACKBONES: dict[str, Callable[[Sequence[int], bool, int], Backbone]] = {
+    "resnet32": _resnet((16, 32, 64), blocks=5, project=False),
+    "resnet18": _resnet((64, 128, 256, 512), blocks=2, project=True),
+    "resnet18-large": _resnet((64, 128, 256, 512), blocks=2, project=True, large=True),
+    "small": _resnet((16, 32), blocks=1, project=False),
+    "mlp": _mlp,
+    "given": _given,
 }
 
 
@@ -220,12 +257,12 @@ def initialise(backbone: Backbone, generator: Generator) -> None:
             module.reset_parameters()
 
 
-def build(name: str, shape: Sequence[int], generator: Generator, last_relu: bool = True) -> Backbone:
+def build(name: str, shape: Sequence[int], generator: Generator, last_relu: bool = True, width: int = 0) -> Backbone:
     """Return a freshly initialised backbone for inputs of ``shape`` (without the batch dimension)."""
     if name not in BACKBONES:
         raise unknown("backbone", name, BACKBONES)
     if len(shape) != 3 and name not in ("mlp", "given"):
         raise EdblError(f"{name} takes images, and these are vectors; use net.backbone mlp")
-    backbone = BACKBONES[name](shape, last_relu)
+    backbone = BACKBONES[name](shape, last_relu, width)
     initialise(backbone, generator)
     return backbone

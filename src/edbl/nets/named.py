@@ -13,11 +13,11 @@ from torch import Generator, Tensor, nn
 from edbl import users
 from edbl.errors import EdblError
 from edbl.nets import backbones, pretrained
-from edbl.nets.backbones import BACKBONES, Backbone, Foreign
+from edbl.nets.backbones import BACKBONES, Backbone, Foreign, refuse_width
 from edbl.nets.efficientnet import EfficientNetLite0
 from edbl.nets.pretrained import LITES, TIMM
 
-Make = Callable[[Generator], Backbone]
+Make = Callable[[Generator, int], Backbone]  # of a width; 0 means its own
 
 
 def is_pretrained(name: str) -> bool:
@@ -63,7 +63,7 @@ def maker(name: str, shape: Sequence[int], last_relu: bool = True, image_size: i
 
 
 def _ours(name: str, shape: Sequence[int], last_relu: bool) -> Make:
-    return lambda generator: backbones.build(name, shape, generator, last_relu)
+    return lambda generator, width: backbones.build(name, shape, generator, last_relu, width)
 
 
 def _pretrained(name: str, shape: Sequence[int], last_relu: bool) -> Make:
@@ -73,7 +73,8 @@ def _pretrained(name: str, shape: Sequence[int], last_relu: bool) -> Make:
         raise EdblError(f"{name} takes images in colour, [3, height, width], not {list(shape)}; use another backbone")
     found.check(max(shape[1:]))
 
-    def make(generator: Generator) -> Backbone:
+    def make(generator: Generator, width: int) -> Backbone:
+        refuse_width(name, width)
         made = found.load()
         if isinstance(made, EfficientNetLite0):
             made.last_relu = last_relu
@@ -90,39 +91,53 @@ def _of_user(given: object, name: str, shape: Sequence[int]) -> Make:
     if isinstance(given, nn.Module):
         kept = copy.deepcopy(given)  # which nobody trains meanwhile
 
-        def module() -> object:
+        def module(width: int) -> object:
+            refuse_width(name, width)
             return copy.deepcopy(kept)
     elif callable(given):
         function: Any = given
-        arguments = [tuple(shape)] if _takes_shape(given) else []
 
-        def module() -> object:
-            return function(*arguments)
+        def module(width: int) -> object:
+            return _call(function, name, shape, width)
     else:
         raise EdblError(f"backbone {name} is an object of type {type(given).__name__}, neither a module nor a function")
 
-    def made() -> nn.Module:
+    def made(width: int) -> nn.Module:
         with users.calling(name):
-            net = module()
+            net = module(width)
         if not isinstance(net, nn.Module):
             raise EdblError(f"backbone {name} makes an object of type {type(net).__name__}, not a torch.nn.Module")
         return net
 
-    def make(generator: Generator) -> Backbone:
-        net = made()
-        return Foreign(net, _width(net, name, shape), lambda: Foreign(made(), 0))
+    def make(generator: Generator, width: int) -> Backbone:
+        net = made(width)
+        return Foreign(net, _width(net, name, shape), lambda: Foreign(made(width), 0))
 
     return make
 
 
-def _takes_shape(function: Callable[..., object]) -> bool:
-    """Tell whether a function must be given something: that is the shape of an image."""
+def _call(function: Callable[..., object], name: str, shape: Sequence[int], width: int) -> object:
+    """Call a user's function, with shape and width if it takes what is called so.
+
+    What it must be given beside a width, whatever it is called, is the shape.
+    """
     try:
-        parameters = inspect.signature(function).parameters.values()
+        bound = inspect.signature(function).bind_partial()
     except (TypeError, ValueError):  # of a class that is not written in Python
-        return False
+        refuse_width(name, width)
+        return function()
+    takes, anything = bound.signature.parameters, inspect.Parameter.empty
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return any(one.default is inspect.Parameter.empty and one.kind in positional for one in parameters)
+    needed = [key for key, one in takes.items() if one.default is anything and one.kind in positional]
+    for key in ["shape"] if "shape" in takes else [key for key in needed if key != "width"][:1]:
+        bound.arguments[key] = tuple(shape)
+    if width and "width" not in takes:
+        raise EdblError(f"backbone {name} takes no `width`; give its function a parameter of that name")
+    if width:
+        bound.arguments["width"] = width
+    elif "width" in takes and takes["width"].default is anything:
+        raise EdblError(f"backbone {name} must be given a width; set net.width")
+    return function(*bound.args, **bound.kwargs)
 
 
 def _width(net: nn.Module, name: str, shape: Sequence[int]) -> int:
@@ -145,8 +160,8 @@ def _width(net: nn.Module, name: str, shape: Sequence[int]) -> int:
 def _scaled(make: Make, size: int) -> Make:
     """Return what makes such a backbone for images of any size, which it scales first."""
 
-    def scaled(generator: Generator) -> Backbone:
-        inner = make(generator)
+    def scaled(generator: Generator, width: int) -> Backbone:
+        inner = make(generator, width)
         fresh = getattr(inner, "fresh", None)
         return around(inner, inner.width, fresh and (lambda: around(fresh(), 0)))
 
