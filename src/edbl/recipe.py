@@ -53,11 +53,9 @@ class DataSettings(ImageSettings):
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
     on: Literal["auto", "device", "host", "disk"] = option(
-        "auto", "where images are meanwhile: device, host (its memory), disk (of those that have a store), or auto"
+        "auto", "where images are during a run: device, host, disk (data sets with a store), or auto, by size"
     )
-    holdout: float = option(
-        0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
-    )
+    holdout: float = option(0.0, "share of training images that stand in for the test images", least=0, most=0.9)
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class StreamSettings:
     )
     tasks: int | tuple[tuple[str, ...], ...] = option(
         5,
-        "base0: how many; base-half: how many after the first; tasks: the classes of each, by name or number",
+        "base0: number of tasks; base-half: after the first; tasks: the classes of each",
         least=1,
     )
     base: int = option(0, "base-step: classes of the first task (0: as many as step)", least=0)

@@ -21,7 +21,7 @@ class Optim:
     clip: float = option(0.0, "largest norm of all gradients together; 0 means no limit", least=0)
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
-    fixed_norm: bool = option(False, "batch normalisation keeps the statistics it has, of a pretrained backbone say")
+    fixed_norm: bool = option(False, "batch normalisation keeps its statistics, such as those of a pretrained backbone")
 
 
 @dataclass(frozen=True)

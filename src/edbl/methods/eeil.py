@@ -46,7 +46,7 @@ class EEIL(Method):
         kd_weight: float = magnitude(1.0, "weight of the distillation of each task", 0.1, 10)
         kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
         balance_teacher: Literal["train", "old"] = option(
-            "train", "who teaches old classes in fine-tuning: the net before it, or the old net"
+            "train", "teacher of old classes in fine-tuning: the network before it (train), or the old one"
         )
         noise: float = option(0.0, "scale eta of the noise added to gradients; 0 means none", least=0)
         noise_decay: float = option(0.55, "power by which the noise falls with the epochs of a task", least=0)

@@ -26,7 +26,7 @@ from edbl.schedule import Schedule
 
 
 class Mnemonics(RKD):
-    """Cosine head and distillation; after each task the pixels of the exemplars are learnt, the net standing still.
+    """Cosine head and distillation; after each task the pixels of the exemplars are learnt, while the network stays.
 
     Two levels: a classifier is made from exemplars, and its cross-entropy on other images is minimised in their pixels.
     """
