@@ -160,8 +160,9 @@ def _common() -> Mapping[str, Leaf]:
 
 
 def _meaning(leaf: Leaf) -> str:
-    choices = "" if leaf.choices == ["sgd", "adam", "adamw"] else ", ".join(f"`{one}`" for one in leaf.choices)
-    return _cell(leaf.help) + (f": {choices}" if choices else "")
+    choices = ", ".join(f"`{one}`" for one in leaf.choices)
+    told = all(one in leaf.help.lower() for one in leaf.choices)
+    return _cell(leaf.help) + ("" if told else f" ({choices})")
 
 
 def _presets(_: str) -> Lines:

@@ -49,7 +49,7 @@ DROPPED: Mapping[str, object] = {
 class DataSettings(ImageSettings):
     """Which images, and what is done to them."""
 
-    name: str = option("digits", "data set, path of an image folder, given, or what makes one, as in FILE.py:make")
+    name: str = option("digits", "data set, path of an image folder, given, or code, FILE.py:NAME")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
     on: Literal["auto", "device", "host", "disk"] = option(
@@ -75,12 +75,14 @@ class StreamSettings:
     order: str | tuple[str, ...] = option(
         "natural", "class order: natural, a seed, seed (that of the run), or all classes in a list"
     )
-    given: str = option("", "protocol own: what makes the images of each task, as in FILE.py:make")
+    given: str = option("", "protocol own: what gives the images of each task, FILE.py:NAME")
     shots: int = option(0, "training images of each class in tasks after the first; 0 means all", least=0)
     imbalance: float = option(
         1.0, "long tail: share of its training images that the rarest class keeps", least=1e-6, most=1
     )
-    tail: Literal["ordered", "shuffled"] = option("ordered", "long tail: classes get rarer as they arrive, or by seed")
+    tail: Literal["ordered", "shuffled"] = option(
+        "ordered", "long tail: classes get rarer as they arrive (ordered), or by seed (shuffled)"
+    )
     blur: float = option(0.0, "share of each class's training images that comes in other tasks", least=0, most=1)
     disjoint: float = option(0.0, "blur: share of each task's classes that come in no other", least=0, most=1)
 

@@ -63,7 +63,7 @@ class NetSettings:
 
     backbone: str = option(
         "resnet32",
-        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
+        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or code, FILE.py:NAME",
     )
     image_size: int = option(
         0, "side to which images are scaled before the network; 0: as they are", least=0, most=1024
@@ -89,13 +89,13 @@ class Common:
         "default", "tuned", "paper", "quick", "photos-frozen", "photos-tuned", "photos-scratch", "samples"
     ] = option("default", "where values come from that are not given")
     by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
-    seed: int = option(0, "of all random choices; of the class order only if that is seed", least=0, most=2**63)
+    seed: int = option(0, "seed of all random choices, and of the class order if that is seed", least=0, most=2**63)
     memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none")
     device: str = option(
         "auto", "where to compute: cpu, cuda, cuda:1, mps, xpu, or auto, a GPU of CUDA if there is one"
     )
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "of forward passes in training; auto: bf16 on a GPU that computes it, such as NVIDIA's since Ampere"
+        "auto", "of forward passes in training: fp32, bf16, or auto, which is bf16 on a GPU that computes it"
     )
     graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
     fused: bool = option(True, "on a GPU in bf16, use fused kernels for small residual networks")
