@@ -166,9 +166,8 @@ def _meaning(leaf: Leaf) -> str:
 
 
 def _presets(_: str) -> Lines:
-    return table(
-        "when | values | why", ((when, values.replace(", ", "<br>"), why) for when, values, why in described())
-    )
+    rows = ((when, re.sub(r", (?=[\w.]+=)", "<br>", values), why) for when, values, why in described())
+    return table("when | values | why", rows)
 
 
 def _recipes(_: str) -> Lines:
