@@ -185,7 +185,7 @@ def _sets(_: str) -> Lines:
         facts = {key.rpartition(".")[2]: value for key, value in source.defaults.items()}
         yield f"{facts['augment']}, {facts['pad']}"
         for key in ("mean", "std"):
-            yield ", ".join(f"{number:.3g}" for number in facts[key])
+            yield ", ".join(f"{number:.4g}" for number in facts[key])
         yield from (str(facts[key]) for key in ("backbone", "memory", "tasks"))
 
     heads = "name | what it holds | download | augment, pad | mean | std | backbone | memory | tasks"
