@@ -31,12 +31,14 @@ from edbl.recipe import Recipe, shipped_recipes
 from edbl.records import Record
 from edbl.serve import api
 from edbl.serve.limits import MB, Limits
+from edbl.studies.paper import EDBL, HALF, ZERO, recipe_of
 from tests.members import members
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MADE = re.compile(r"(<!-- (\w+)(?: of ([\w ]+))? -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 CONTRACT = (Method, Task, Images, Batch, Draw, Phase, Memory, Net, Head, Output, Tools)
+BUILT_IN = {"data.augment": "flip"}  # of Tiny-ImageNet
 STREAM = {"data.name": "cifar100"}  # in 5 tasks: whose values of presets the tables of methods have
 
 Lines = Iterable[str]
@@ -197,6 +199,32 @@ def _files(name: str) -> Lines:
     return table("file | md5 | bytes", ((f"`{Path(r.name).name}`", f"`{r.md5}`", f"{r.size:,}") for r in remotes))
 
 
+def _open(page: str) -> Lines:
+    """Return the points that the paper leaves open, with the settings whose help has their tag."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    asked = re.findall(r"^## (A\d+)\n\n\*\*(.*?)\*\*", text, re.MULTILINE | re.DOTALL)
+    keys, columns = Recipe.keys("edbl"), (*ZERO, *HALF)
+    made = {preset: [recipe_of(column, EDBL, preset=preset) for column in columns] for preset in ("default", "paper")}
+
+    def values(key: str, preset: str) -> str:
+        on = made[preset][-2:] if key == "data.augment" else made[preset]  # Tiny-ImageNet's alone is open
+        found = " or ".join(dict.fromkeys(toml_value(recipe.values()[key]) for recipe in on))
+        return found + " by rule" * (key in on[0].by_rule)
+
+    for_tag = {tag: [key for key, leaf in keys.items() if re.search(rf"\b{tag}\b", leaf.help)] for tag, _ in asked}
+    rows = (
+        (
+            f"[{tag}](#{tag.lower()})",
+            " ".join(question.split()),
+            ", ".join(f"`{key}`" for key in for_tag[tag]) or "-",
+            ", ".join(toml_value(BUILT_IN.get(key, keys[key].default)) for key in for_tag[tag]) or "-",
+            *(", ".join(values(key, preset) for key in for_tag[tag]) or "-" for preset in made),
+        )
+        for tag, question in asked
+    )
+    return table("tag | open | key | built in | `default` | `paper`", rows)
+
+
 def _members(name: str) -> Lines:
     kind = next(kind for kind in CONTRACT if kind.__name__ == name)
     rows = ((f"`{one.called}`", _code(one.kind), one.default, one.meaning) for one in members(kind))
@@ -245,6 +273,7 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "recipes": _recipes,
     "sets": _sets,
     "files": _files,
+    "open": _open,
     "members": _members,
     "facts": _facts,
     "limits": _limits,

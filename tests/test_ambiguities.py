@@ -43,7 +43,7 @@ def cells(keys: list[str]) -> tuple[str, ...]:
 
 
 def test_the_table_has_the_values_of_recipes() -> None:
-    rows = [(tag, KEY.findall(keys), found) for tag, keys, *found in ROW.findall(PAGE)]
+    rows = [(tag, KEY.findall(keys), found) for tag, keys, *found in ROW.findall(PAGE.replace(" by rule", ""))]
     assert [tag for tag, _, _ in rows] == [f"A{n}" for n in range(1, 23)]
     with_keys = [(tag, keys, found) for tag, keys, found in rows if keys]
     assert len(with_keys) == 16

@@ -30,7 +30,7 @@ class ImageSettings:
     """What is done to images on their way to the network."""
 
     augment: Literal["crop-flip-trivial", "crop-flip-auto", "crop-flip", "crop", "flip", "resize-flip", "none"] = (
-        option("none", "random changes of training images")
+        option("none", "random changes of training images (A17)")
     )
     view: int = option(
         0,
@@ -90,7 +90,7 @@ class Common:
     ] = option("default", "where values come from that are not given")
     by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
     seed: int = option(0, "seed of all random choices, and of the class order if that is seed", least=0, most=2**63)
-    memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none")
+    memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none (A15)")
     device: str = option(
         "auto", "where to compute: cpu, cuda, cuda:1, mps, xpu, or auto, a GPU of CUDA if there is one"
     )
