@@ -44,7 +44,7 @@ class EEIL(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_weight: float = magnitude(1.0, "weight of the distillation of each task", 0.1, 10)
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        kd_scale: Literal["t2", "none"] = option("none", "t2: distillation times the squared temperature; none: not")
         balance_teacher: Literal["train", "old"] = option(
             "train", "teacher of old classes in fine-tuning: the network before it (train), or the old one"
         )

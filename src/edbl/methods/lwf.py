@@ -40,7 +40,7 @@ class LwF(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         kd_weight: float = magnitude(3.0, "weight of distillation", 0.3, 30)
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        kd_scale: Literal["t2", "none"] = option("none", "t2: distillation times the squared temperature; none: not")
 
     config: Config
 

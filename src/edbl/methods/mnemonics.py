@@ -52,7 +52,9 @@ class Mnemonics(RKD):
     class Config(RKD.Config):
         """Settings."""
 
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not (A4)")
+        kd_scale: Literal["t2", "none"] = option(
+            "none", "t2: distillation times the squared temperature; none: not (A4)"
+        )
         transfer: Literal["all", "scale"] = option("all", "later tasks learn all weights, or a factor for each kernel")
         exemplars: Schedule = Schedule(epochs=5, lr=1.0, milestones=())
 

@@ -39,7 +39,7 @@ class WA(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        kd_scale: Literal["t2", "none"] = option("none", "t2: distillation times the squared temperature; none: not")
         weighting: Literal["share", "two"] = option(
             "share", "share: both losses by the share of old classes; two: distillation times 2, as PyCIL"
         )
