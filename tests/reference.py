@@ -16,6 +16,7 @@ import typer.core
 import typer.main
 from fastapi.routing import APIRoute
 
+from edbl import rule
 from edbl.cli import app
 from edbl.config import Leaf, toml_value
 from edbl.data.datasets import DATASETS
@@ -29,6 +30,7 @@ from edbl.nets.net import Head, Net, Output
 from edbl.presets import described
 from edbl.recipe import Recipe, shipped_recipes
 from edbl.records import Record
+from edbl.rule import TaskFacts
 from edbl.serve import api
 from edbl.serve.limits import MB, Limits
 from edbl.studies.paper import EDBL, HALF, ZERO, recipe_of
@@ -40,6 +42,22 @@ MADE = re.compile(r"(<!-- (\w+)(?: of ([\w ]+))? -->\n).*?(<!-- end of \2 -->)",
 CONTRACT = (Method, Task, Images, Batch, Draw, Phase, Memory, Net, Head, Output, Tools)
 BUILT_IN = {"data.augment": "flip"}  # of Tiny-ImageNet
 STREAM = {"data.name": "cifar100"}  # in 5 tasks: whose values of presets the tables of methods have
+# New images, exemplars, old and new classes, pixels a side.
+TASKS = {
+    "CIFAR-10, Base-0, 2 tasks": TaskFacts(25000, 200, 5, 5),
+    "CIFAR-10, Base-0, 5 tasks, second task": TaskFacts(10000, 200, 2, 2),
+    "CIFAR-10, Base-0, 5 tasks, last task": TaskFacts(10000, 200, 8, 2),
+    "CIFAR-100, Base-0, 2 tasks": TaskFacts(25000, 2000, 50, 50),
+    "CIFAR-100, Base-0, 5 tasks, second task": TaskFacts(10000, 2000, 20, 20),
+    "CIFAR-100, Base-0, 5 tasks, last task": TaskFacts(10000, 2000, 80, 20),
+    "CIFAR-100, Base-0, 10 tasks, last task": TaskFacts(5000, 2000, 90, 10),
+    "CIFAR-100, Base-half, 5 tasks, second task": TaskFacts(5000, 1000, 50, 10),
+    "CIFAR-100, Base-half, 10 tasks, last task": TaskFacts(2500, 1900, 95, 5),
+    "Tiny-ImageNet, Base-half, 5 tasks, second task": TaskFacts(10000, 2000, 100, 20, 64),
+    "CIFAR-100, Base-0, 5 tasks, 500 exemplars": TaskFacts(10000, 500, 20, 20),
+    "100 photos of 5 classes, 20 kept of 10": TaskFacts(500, 200, 10, 5),
+    "digits, 5 tasks": TaskFacts(288, 50, 2, 2, 8),
+}
 
 Lines = Iterable[str]
 
@@ -225,6 +243,16 @@ def _open(page: str) -> Lines:
     return table("tag | open | key | built in | `default` | `paper`", rows)
 
 
+def _ruled(_: str) -> Lines:
+    heads = "task | new images | exemplars | old | new | size | rate | epochs | distillation | old in 128"
+    return table(heads, ([name, *map(str, (*facts, *_given(facts)))] for name, facts in TASKS.items()))
+
+
+def _given(facts: TaskFacts) -> tuple[float, int, float, int]:
+    weight, old = round(rule.distillation(facts), 1), rule.old_in_batch(facts, 128)
+    return round(rule.rate(facts), 3), rule.epochs(facts), weight, old
+
+
 def _members(name: str) -> Lines:
     kind = next(kind for kind in CONTRACT if kind.__name__ == name)
     rows = ((f"`{one.called}`", _code(one.kind), one.default, one.meaning) for one in members(kind))
@@ -274,6 +302,7 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "sets": _sets,
     "files": _files,
     "open": _open,
+    "ruled": _ruled,
     "members": _members,
     "facts": _facts,
     "limits": _limits,
