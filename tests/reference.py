@@ -6,17 +6,19 @@ contract, the facts of a record, the calls and limits of the server. A test comp
 the front page are pages that only the site has.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
+from typing import cast
 
 import typer.core
 import typer.main
 from fastapi.routing import APIRoute
 
-from edbl import rule
+from edbl import EDBLClassifier, metrics, rule
 from edbl.cli import app
 from edbl.config import Leaf, toml_value
 from edbl.data.datasets import DATASETS
@@ -30,6 +32,7 @@ from edbl.nets.net import Head, Net, Output
 from edbl.presets import described
 from edbl.recipe import Recipe, shipped_recipes
 from edbl.records import Record
+from edbl.report.tables import METRICS
 from edbl.rule import TaskFacts
 from edbl.serve import api
 from edbl.serve.limits import MB, Limits
@@ -205,7 +208,7 @@ def _sets(_: str) -> Lines:
         facts = {key.rpartition(".")[2]: value for key, value in source.defaults.items()}
         yield f"{facts['augment']}, {facts['pad']}"
         for key in ("mean", "std"):
-            yield ", ".join(f"{number:.4g}" for number in facts[key])
+            yield ", ".join(f"{number:.4g}" for number in cast(tuple[float, ...], facts[key]))
         yield from (str(facts[key]) for key in ("backbone", "memory", "tasks"))
 
     heads = "name | what it holds | download | augment, pad | mean | std | backbone | memory | tasks"
@@ -241,6 +244,30 @@ def _open(page: str) -> Lines:
         for tag, question in asked
     )
     return table("tag | open | key | built in | `default` | `paper`", rows)
+
+
+def _measures(_: str) -> Lines:
+    found = [one for one in inspect.getmembers(metrics, inspect.isfunction) if one[1].__module__ == metrics.__name__]
+    own = sorted((one for one in found if one[0][0] != "_"), key=lambda one: one[1].__code__.co_firstlineno)
+    told = {one.key: (one.title, one.definition) for one in METRICS}
+    rows = ((f"`{name}`", *told.get(name, ("", _first(function.__doc__)))) for name, function in own)
+    return table("function | in the report | definition", rows)
+
+
+def _parameters(_: str) -> Lines:
+    told = re.findall(r"- ``(\w+)``: (.*)", EDBLClassifier.__doc__ or "")
+    defaults = inspect.signature(EDBLClassifier).parameters
+    rows = ((f"`{name}`", f"`{defaults[name].default!r}`", _plain(meaning)) for name, meaning in told)
+    return table("parameter | default | meaning", rows)
+
+
+def _first(text: str | None) -> str:
+    """Return the first paragraph of a docstring as a remark."""
+    return _plain((text or "").partition("\n\n")[0].removeprefix("Return ").rstrip("."))
+
+
+def _plain(text: str) -> str:
+    return _cell(text.replace("``", "`"))
 
 
 def _ruled(_: str) -> Lines:
@@ -288,7 +315,9 @@ def _limits(_: str) -> Lines:
 def _calls(_: str) -> Lines:
     routes = [route for route in api.router.routes if isinstance(route, APIRoute) and route.include_in_schema]
     rows = (
-        (f"`{verb} {route.path}`", _cell(route.description).rstrip(".")) for route in routes for verb in route.methods
+        (f"`{verb} {route.path}`", _cell(route.description).rstrip("."))
+        for route in routes
+        for verb in route.methods or ()
     )
     return table("call | what it does", rows)
 
@@ -303,6 +332,8 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "files": _files,
     "open": _open,
     "ruled": _ruled,
+    "measures": _measures,
+    "parameters": _parameters,
     "members": _members,
     "facts": _facts,
     "limits": _limits,

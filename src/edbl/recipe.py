@@ -88,7 +88,7 @@ class StreamSettings:
 
     @property
     def idle(self) -> frozenset[str]:
-        """Keys that mean nothing to the protocol, or without another."""
+        """Keys that do not apply to the protocol, or not without another."""
         own = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}, "own": {"given"}}
         parts = own.get(self.protocol, {"tasks", "order"})
         unused = {key for key, other in WITHOUT.items() if getattr(self, other) == getattr(StreamSettings, other)}
@@ -159,7 +159,7 @@ class Recipe(CommonOfRuns, Training):
 
     @classmethod
     def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
-        """Refuse keys that mean nothing to the protocol."""
+        """Refuse keys that do not apply to the protocol."""
         super().check_layers(layers, complete)
         _refuse_idle(layers, complete)
 
@@ -195,8 +195,8 @@ class Recipe(CommonOfRuns, Training):
     def read(cls, path: Path | str, *layers: Mapping[str, object]) -> Self:
         """Read a recipe file; values of ``layers`` win over it.
 
-        The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
-        was begun may not. With another method than the file's, the preset gives the options that this one has more.
+        The file may leave out what the preset has, unless it says that it is complete: presets may change, a started
+        run may not. With another method than the file's, the preset gives the options that this one has more.
         A ``.py`` file that it names runs only if a layer names it too, or somebody did before.
         """
         try:

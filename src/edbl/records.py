@@ -35,7 +35,7 @@ RECORD, CONFUSIONS, FEATURES = "record.json", "confusions.npz", "features.npz"
 
 @dataclass
 class Record:
-    """One run: what was asked, where it ran, how far it came, and its confusion matrices."""
+    """One run: its settings, where it ran, how far it came, and its confusion matrices."""
 
     method: str  # the method's name
     data: str  # data set, or path of an image folder

@@ -186,7 +186,7 @@ class Teacher:
         return output
 
     def wait(self) -> None:
-        """Wait for an answer that was asked for, whether or not it was used."""
+        """Wait for an answer that `ask` began, whether or not it is used."""
         if self._asked is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
             self._asked = None
