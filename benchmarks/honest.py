@@ -1,4 +1,4 @@
-"""How true what closed forms say of themselves is, and how long an update takes: the numbers of docs/models.md.
+"""How true what closed forms say of themselves is, and how long an update takes: the numbers of benchmarks/README.md.
 
     python benchmarks/honest.py answers --data-dir DATA
     python benchmarks/honest.py needs --data-dir DATA

@@ -1,4 +1,4 @@
-"""What photos cost before anything is learnt: times of docs/pretrained.md, and the mirroring of docs/models.md.
+"""What photos cost before anything is learnt: times of benchmarks/README.md, and the mirroring of docs/models.md.
 
     python benchmarks/photos.py engines
     python benchmarks/photos.py jpeg

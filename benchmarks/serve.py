@@ -1,4 +1,4 @@
-"""`edbl serve` beside a plain FastAPI endpoint around the same ONNX file: the table of docs/serving.md.
+"""`edbl serve` beside a plain FastAPI endpoint around the same ONNX file: the table of benchmarks/README.md.
 
     edbl export pets pets.onnx && python benchmarks/serve.py pets.onnx --side 1280 --memory
 

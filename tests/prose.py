@@ -1,10 +1,11 @@
-"""``make prose``: proselint, with the rules of docs/prose.toml, on README, docs, help texts and messages."""
+"""``make prose``: proselint, with the rules of docs/prose.toml, on README, docs, help, docstrings and messages."""
 
 import ast
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import typer.main
@@ -15,6 +16,8 @@ from proselint.registry.checks import Check, types
 from proselint.tools import LintFile
 
 from edbl.cli import app
+from edbl.methods import methods
+from edbl.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RULES = tomllib.loads((ROOT / "docs" / "prose.toml").read_text(encoding="utf-8"))
@@ -44,8 +47,21 @@ def texts() -> Iterator[tuple[str, str]]:
         if page not in LAB:
             yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
     yield from _helps(typer.main.get_command(app), "edbl")
+    helps = {key: leaf.help for method in methods() for key, leaf in Recipe.keys(method).items()}
+    yield from ((f"the meaning of {key}", CODE.sub(_blank, text)) for key, text in helps.items())
     for file in sorted((ROOT / "src" / "edbl").rglob("*.py")):
-        yield str(file.relative_to(ROOT)), messages(file.read_text(encoding="utf-8"))
+        place, code = str(file.relative_to(ROOT)), file.read_text(encoding="utf-8")
+        yield place, messages(code)
+        if ".".join(file.relative_to(ROOT / "src").with_suffix("").parts) in set(_in_the_reference()):
+            yield place, docstrings(code)
+
+
+def _in_the_reference() -> Iterator[str]:
+    """Return the modules whose docstrings the site shows."""
+    shown = re.findall(r"auto(\w+):: ([\w.]+)", (ROOT / "docs" / "api.rst").read_text(encoding="utf-8"))
+    for kind, name in shown:
+        module, _, member = name.rpartition(".")
+        yield name if kind == "module" else getattr(import_module(module), member).__module__
 
 
 def wrong(texts: Iterable[tuple[str, str]]) -> list[str]:
@@ -73,6 +89,16 @@ def _helps(command: object, name: str) -> Iterator[tuple[str, str]]:
             yield f"{name} --help", CODE.sub(_blank, text)
     for below, one in getattr(command, "commands", {}).items():
         yield from _helps(one, f"{name} {below}")
+
+
+def docstrings(code: str) -> str:
+    """Return the docstrings of what is public, each on its lines."""
+    lines = [""] * (code.count("\n") + 2)
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and getattr(node, "name", "")[:1] != "_":
+            for number, line in enumerate((ast.get_docstring(node) or "").splitlines()):
+                lines[getattr(node, "lineno", 1) + number] += CODE.sub(_blank, line.replace("``", "`"))
+    return "\n".join(lines)
 
 
 def messages(code: str) -> str:

@@ -11,7 +11,7 @@ from edbl.recipe import Recipe, find_recipe, shipped_recipes
 from edbl.studies.paper import EXPERIMENTS, Column, planned, recipe_of
 from edbl.studies.shelf import key
 from tests.conftest import Cli
-from tests.heads import ROOT, experiments, head, of_paper
+from tests.heads import experiments, head, of_paper
 from tests.shelf import SHELF
 
 COLUMNS = {column.name: column for experiment in EXPERIMENTS.values() for column in experiment.columns}
@@ -77,13 +77,6 @@ def test_the_list_of_recipes_says_what_each_is(cli: Cli) -> None:
     listed = " ".join(cli("list", "recipes").out.split())
     for name, path in shipped_recipes().items():
         assert f"{name} {path.read_text().splitlines()[0].lstrip('# ')}" in listed
-
-
-def test_the_page_on_recipes_says_the_same() -> None:
-    page = (ROOT / "docs" / "recipes.md").read_text()
-    told = re.findall(r"^\| `([\w-]+)` \| ([^|]+) \|$", page.partition("| recipe |")[2].partition("\n\n")[0], re.M)
-    first = {name: path.read_text().splitlines()[0].lstrip("# ") for name, path in shipped_recipes().items()}
-    assert dict(told) == {name: line.removeprefix("EDBL on ").rstrip(".") for name, line in first.items()}
 
 
 def test_a_run_of_a_recipe_by_name_is_the_planned_one(

@@ -54,15 +54,15 @@ class Memory:
     """Exemplars class by class, best first."""
 
     def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.classes: list[Images] = []
+        self.budget = budget  # `kind` and `count`; `quotas(seen)` is how many images each class may keep
+        self.classes: list[Images] = []  # one for each class, best first
 
     def __len__(self) -> int:
         return sum(len(images.y) for images in self.classes)
 
     @property
     def images(self) -> Images:
-        """All exemplars, class by class; none of no class."""
+        """All exemplars, class by class; `len(memory)` counts them."""
         return Images.cat(self.classes) if self.classes else Images(torch.empty(0), torch.empty(0, dtype=torch.int64))
 
     def update(self, new: Images, features: Features) -> None:
@@ -88,7 +88,7 @@ class Memory:
         self.classes = [found[k] for k in range(seen)]
 
     def with_new(self, new: Images, features: Features) -> "Memory":
-        """Return what `update` would make of this memory, which stays as it is."""
+        """Return a memory as `update` would make it; this one stays."""
         other = Memory(self.budget)
         other.classes = list(self.classes)
         other.update(new, features)
@@ -113,7 +113,7 @@ class Memory:
         self.replace(pooled[pooled.y.argsort(stable=True)].here(), seen)
 
     def check(self, budget: Budget, seen: int) -> None:
-        """Refuse more exemplars than a budget has for all ``seen`` classes: numbers would not be what they say."""
+        """Refuse more exemplars than a budget has for all ``seen`` classes; called after `end`."""
         if len(self.classes) > seen:
             raise EdblError(f"the memory has {len(self.classes)} classes where {seen} were seen")
         most = sum(budget.quotas(seen))

@@ -52,15 +52,13 @@ DROPPED: Mapping[str, object] = {
 class DataSettings(ImageSettings):
     """Which images, and what is done to them."""
 
-    name: str = option("digits", "data set, path of an image folder, given, or what makes one, as in FILE.py:make")
+    name: str = option("digits", "data set, path of an image folder, given, or code, FILE.py:NAME")
     image_size: int = option(0, "image folders: side of the square images; 0 means 32", least=0, most=1024)
     skip_bad: bool = option(False, "image folders: leave unreadable files out instead of stopping")
     on: Literal["auto", "device", "host", "disk"] = option(
-        "auto", "where images are meanwhile: device, host (its memory), disk (of those that have a store), or auto"
+        "auto", "where images are during a run: device, host, disk (data sets with a store), or auto, by size"
     )
-    holdout: float = option(
-        0.0, "share of training images to evaluate on instead of the test images", least=0, most=0.9
-    )
+    holdout: float = option(0.0, "share of training images that stand in for the test images", least=0, most=0.9)
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ class StreamSettings:
     )
     tasks: int | tuple[tuple[str, ...], ...] = option(
         5,
-        "base0: how many; base-half: how many after the first; tasks: the classes of each, by name or number",
+        "base0: number of tasks; base-half: after the first; tasks: the classes of each",
         least=1,
     )
     base: int = option(0, "base-step: classes of the first task (0: as many as step)", least=0)
@@ -80,18 +78,20 @@ class StreamSettings:
     order: str | tuple[str, ...] = option(
         "natural", "class order: natural, a seed, seed (that of the run), or all classes in a list"
     )
-    given: str = option("", "protocol own: what makes the images of each task, as in FILE.py:make")
+    given: str = option("", "protocol own: what gives the images of each task, FILE.py:NAME")
     shots: int = option(0, "training images of each class in tasks after the first; 0 means all", least=0)
     imbalance: float = option(
         1.0, "long tail: share of its training images that the rarest class keeps", least=1e-6, most=1
     )
-    tail: Literal["ordered", "shuffled"] = option("ordered", "long tail: classes get rarer as they arrive, or by seed")
+    tail: Literal["ordered", "shuffled"] = option(
+        "ordered", "long tail: classes get rarer as they arrive (ordered), or by seed (shuffled)"
+    )
     blur: float = option(0.0, "share of each class's training images that comes in other tasks", least=0, most=1)
     disjoint: float = option(0.0, "blur: share of each task's classes that come in no other", least=0, most=1)
 
     @property
     def idle(self) -> frozenset[str]:
-        """Keys that mean nothing to the protocol, or without another."""
+        """Keys that do not apply to the protocol, or not without another."""
         own = {"base-step": {"base", "step", "order"}, "tasks": {"tasks"}, "own": {"given"}}
         parts = own.get(self.protocol, {"tasks", "order"})
         unused = {key for key, other in WITHOUT.items() if getattr(self, other) == getattr(StreamSettings, other)}
@@ -162,7 +162,7 @@ class Recipe(CommonOfRuns, Training):
 
     @classmethod
     def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
-        """Refuse keys that mean nothing to the protocol."""
+        """Refuse keys that do not apply to the protocol."""
         super().check_layers(layers, complete)
         _refuse_idle(layers, complete)
 
@@ -200,8 +200,8 @@ class Recipe(CommonOfRuns, Training):
     def read(cls, path: Path | str, *layers: Mapping[str, object]) -> Self:
         """Read a recipe file; values of ``layers`` win over it.
 
-        The file may leave out what the preset knows, unless it says that it is complete: presets may change, a run that
-        was begun may not. With another method than the file's, the preset gives the options that this one has more.
+        The file may leave out what the preset has, unless it says that it is complete: presets may change, a started
+        run may not. With another method than the file's, the preset gives the options that this one has more.
         A ``.py`` file that it names runs only if a layer names it too, or somebody did before.
         """
         try:

@@ -35,41 +35,46 @@ RECORD, CONFUSIONS, FEATURES = "record.json", "confusions.npz", "features.npz"
 
 @dataclass
 class Record:
-    """One run: what was asked, where it ran, how far it came, and its confusion matrices."""
+    """One run: its settings, where it ran, how far it came, and its confusion matrices."""
 
-    method: str
-    data: str
-    protocol: str
-    phases: int
-    memory: str
-    order: str
-    seed: int
-    recipe: dict[str, Any]
-    classes: list[str]  # names in arrival order
-    task_sizes: list[int]  # number of new classes of each task
-    status: Literal["running", "done", "failed"] = "running"
-    message: str = ""  # why it failed
-    title: str = ""  # what the method is, in a line
-    commit: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    device: str = ""
-    started: str = ""  # ISO 8601
-    seconds: list[float] = field(default_factory=list)  # wall time of each task
-    timings: list[dict[str, float]] = field(default_factory=list)  # seconds by part, for each task
-    code: dict[str, str] = field(default_factory=dict)  # what tells code that is not ours from other such, by key
-    losses: list[dict[str, list[float]]] = field(default_factory=list)  # mean of each epoch by phase, for each task
-    # For each task, by phase: epochs within it, and accuracy by the net over all, old and new classes after them.
+    method: str  # the method's name
+    data: str  # data set, or path of an image folder
+    protocol: str  # `base0`, `base-half`, `base-step`, `tasks` or `own`
+    phases: int  # `stream.tasks`, or the number of tasks where the protocol has no such number
+    memory: str  # `total=K`, `per_class=k` or `none`
+    order: str  # `natural`, a seed, or `list`
+    seed: int  # the seed
+    recipe: dict[str, Any]  # every value by dotted key
+    classes: list[str]  # class names in order of arrival
+    task_sizes: list[int]  # number of new classes of each task; only the first has one for sure
+    status: Literal["running", "done", "failed"] = "running"  # `running` may also be killed
+    message: str = ""  # why it failed, else empty
+    title: str = ""  # what the method is, in a line; older records have none
+    commit: str = ""  # `$EDBL_COMMIT`, or the git commit, with `-dirty` if sources were changed; may be empty
+    versions: dict[str, str] = field(default_factory=dict)  # of edbl, python, torch, numpy and scikit-learn
+    device: str = ""  # name of the GPU, or the CPU with its number of threads
+    started: str = ""  # time in UTC, ISO 8601
+    # Wall time of each finished task; of a shared first phase, where it was trained.
+    seconds: list[float] = field(default_factory=list)
+    # The same by part: each phase by name, `clean`, `memory`, `evaluation`.
+    timings: list[dict[str, float]] = field(default_factory=list)
+    # By key, what identifies code that is not this package's: SHA-256 of files, of weights, or a package.
+    code: dict[str, str] = field(default_factory=dict)
+    losses: list[dict[str, list[float]]] = field(default_factory=list)  # for each task, by phase: mean of each epoch
+    # For each task, by phase: epochs within it, and the accuracy over all, old and new classes after them.
     within: list[dict[str, list[list[float]]]] = field(default_factory=list)
-    kept: list[dict[str, int]] = field(default_factory=list)  # exemplars, bytes of net, memory, state, for each task
-    data_fingerprint: str = ""
-    our_reading: bool = False  # the method's publication leaves so much open that much is ours
-    notes: list[str] = field(default_factory=list)
-    returning: list[list[int]] = field(default_factory=list)  # old classes of each task; if no task has any, none
+    # For each task: `exemplars`, and bytes of `net`, `memory` and `state`; older records have none.
+    kept: list[dict[str, int]] = field(default_factory=list)
+    data_fingerprint: str = ""  # digest of all images and labels, as hexadecimal digits
+    our_reading: bool = False  # the method is reconstructed: its publication leaves much open
+    notes: list[str] = field(default_factory=list)  # hold-out, files skipped, odd counts, who else trained it
+    # Old classes that each task had images of, by place in `classes`; empty if none had any.
+    returning: list[list[int]] = field(default_factory=list)
     confusions: dict[str, list[metrics.Confusion]] = field(default_factory=dict)  # of each task by classifier
 
     @property
     def label(self) -> str:
-        """The method's name, and whether it is a reading of ours."""
+        """The method's name, and whether it is reconstructed."""
         return f"{self.method} (reconstructed)" if self.our_reading else self.method
 
     @property
@@ -81,12 +86,12 @@ class Record:
 
     @property
     def accuracy(self) -> dict[str, list[float]]:
-        """The accuracy over all classes seen, after each task, for each classifier."""
+        """For each classifier: accuracy after each finished task."""
         return {readout: metrics.accuracies(found) for readout, found in self.confusions.items()}
 
     @property
     def average_incremental_accuracy(self) -> dict[str, float]:
-        """The mean of the accuracies, first task included, for each classifier."""
+        """For each classifier: the mean of its accuracies, first task included."""
         return {readout: metrics.average_incremental_accuracy(found) for readout, found in self.confusions.items()}
 
     def kept_bytes(self, task: int) -> int:

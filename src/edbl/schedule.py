@@ -22,7 +22,7 @@ class Optim:
     warmup: int = option(5, "epochs of linear warm-up from a third of the learning rate (A16)", least=0)
     by_step: bool = option(False, "the learning rate follows its schedule in every step, not once an epoch")
     backbone_lr: float = option(1.0, "learning rate of the backbone, as a part of that of the head", least=0)
-    fixed_norm: bool = option(False, "batch normalisation keeps the statistics it has, of a pretrained backbone say")
+    fixed_norm: bool = option(False, "batch normalisation keeps its statistics, such as those of a pretrained backbone")
 
 
 @dataclass(frozen=True)

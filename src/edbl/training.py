@@ -30,7 +30,7 @@ class ImageSettings:
     """What is done to images on their way to the network."""
 
     augment: Literal["crop-flip-trivial", "crop-flip-auto", "crop-flip", "crop", "flip", "resize-flip", "none"] = (
-        option("none", "random changes of training images")
+        option("none", "random changes of training images (A17)")
     )
     view: int = option(
         0,
@@ -38,11 +38,11 @@ class ImageSettings:
         least=0,
         most=1024,
     )
-    pad: int = option(4, "pixels of padding for the random crop", least=0, most=MOST_PAD)
+    pad: int = option(4, "pixels of zeros around an image for the random crop", least=0, most=MOST_PAD)
     brightness: float = option(0.0, "most by which training images get brighter or darker, as a share", least=0, most=1)
     cutout: int = option(0, "side of a square that is blanked somewhere in each training image", least=0, most=1024)
-    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, for normalisation", least=0, most=1)
-    std: tuple[float, ...] = option((0.25,), "standard deviation of each channel")
+    mean: tuple[float, ...] = option((0.5,), "mean of each channel, 0 to 1, or one for all", least=0, most=1)
+    std: tuple[float, ...] = option((0.25,), "standard deviation of each channel, or one for all")
 
     def check(self, channels: int) -> None:
         """Raise if images of so many channels cannot be normalised."""
@@ -63,10 +63,12 @@ class NetSettings:
 
     backbone: str = option(
         "resnet32",
-        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or what makes one, FILE.py:Net",
+        "resnet32, resnet18, small, mlp, given, efficientnet-lite0, -lite2, timm:NAME, or code, FILE.py:NAME",
     )
     width: int = option(0, "features that it gives, where there is a choice; 0: as many as it has", least=0, most=2**14)
-    image_size: int = option(0, "side to which images are scaled before it; 0: as they are", least=0, most=1024)
+    image_size: int = option(
+        0, "side to which images are scaled before the network; 0: as they are", least=0, most=1024
+    )
     frozen: bool = option(False, "the backbone keeps its weights and statistics, and the head alone learns")
 
 
@@ -74,7 +76,7 @@ class NetSettings:
 class EvaluationSettings:
     """How accuracy is measured."""
 
-    nme_flips: bool = option(False, "average class means over exemplars and their mirror images, as iCaRL does")
+    nme_flips: bool = option(False, "class means over exemplars and their mirror images, as iCaRL does (A18)")
     task_aware: bool = option(False, "also measure accuracy among the classes of each image's own task")
     every: int = option(0, "also measure accuracy after so many epochs within each phase; 0 means never", least=0)
 
@@ -86,15 +88,15 @@ class Common:
     method: str = option("edbl", "method to run, or path of a .py file with one")
     preset: Literal[
         "default", "tuned", "paper", "quick", "photos-frozen", "photos-tuned", "photos-scratch", "samples"
-    ] = option("default", "where values that are not given come from")
+    ] = option("default", "where values come from that are not given")
     by_rule: tuple[str, ...] = option((), "settings to which the rule gives a value in each task after the first")
-    seed: int = option(0, "drives initialisation, sampling, augmentation and mixing", least=0, most=2**63)
-    memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none")
+    seed: int = option(0, "seed of all random choices, and of the class order if that is seed", least=0, most=2**63)
+    memory: str = option("total=2000", "exemplars kept: total=K, per_class=k or none (A15)")
     device: str = option(
         "auto", "where to compute: cpu, cuda, cuda:1, mps, xpu, or auto, a GPU of CUDA if there is one"
     )
     precision: Literal["auto", "fp32", "bf16"] = option(
-        "auto", "of forward passes in training; auto: bf16 on a GPU that computes it, such as NVIDIA's since Ampere"
+        "auto", "of forward passes in training: fp32, bf16, or auto, which is bf16 on a GPU that computes it"
     )
     graph: bool = option(True, "on a GPU, replay the training step as a CUDA graph")
     fused: bool = option(True, "on a GPU in bf16, use fused kernels for small residual networks")

@@ -154,14 +154,14 @@ class EDBLClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ``X`` is vectors ``[n, d]`` or images ``[n, h, w]``, ``[n, h, w, c]`` or ``[n, c, h, w]``. A few samples of each
     class are kept as exemplars, so that old classes are not forgotten when new ones come.
 
-    - ``method``: name of a method (``edbl list methods``), or path of a .py file with one
+    - ``method``: any method but ``joint`` (``edbl list methods``), or the path of a .py file with one
     - ``memory``: exemplars kept, ``total=K`` of all classes together or ``per_class=k``
-    - ``readout``: ``cnn``, the scores of the net, or ``nme``, the nearest mean of exemplars; counts when predicting
-    - ``backbone``: the net; ``auto`` is ``mlp`` for vectors, ``small`` or ``resnet32`` for images
-    - ``epochs``: passes over the samples of a call; None means 30; a method's further phases get longer or shorter too
+    - ``readout``: ``cnn``, the scores of the network, or ``nme``, the nearest mean of exemplars; counts when predicting
+    - ``backbone``: ``auto`` is ``mlp`` for vectors; for images ``small`` up to 16 pixels a side, ``resnet32`` above
+    - ``epochs``: passes over the samples of a call; None means 30; a method's further phases change in proportion
     - ``batch_size``: samples in a batch; None means 32, or 128 in a call with 10,000 samples or more
     - ``learning_rate``: at first; None means 0.1; for ``given`` 6 over the mean square length; further phases' too
-    - ``options``: other settings by recipe key, such as ``{"optim.weight_decay": 1e-3}``
+    - ``options``: other settings by recipe key, such as ``{"optim.weight_decay": 1e-3}``; not ``preset``
     - ``device``: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps`` or ``xpu``
     - ``random_state``: a number for the same results each time
     - ``verbose``: show bars on a terminal while learning

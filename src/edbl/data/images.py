@@ -18,9 +18,9 @@ class Images:
     Images may be `Far`; the rest is on the device.
     """
 
-    x: Tensor
-    y: Tensor  # [n] int64, their labels
-    extra: Mapping[str, Tensor] = field(default_factory=dict)  # more about each image by name, [n, ...]
+    x: Tensor  # uint8 `[n, channels, height, width]`, or vectors, float32 `[n, width]`
+    y: Tensor  # labels, int64 `[n]`
+    extra: Mapping[str, Tensor] = field(default_factory=dict)  # more about each image, `[n, ...]`: floats or int64
 
     def __len__(self) -> int:
         return self.y.shape[0]

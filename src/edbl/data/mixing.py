@@ -12,10 +12,10 @@ from torch import Generator, Tensor
 class Batch:
     """Images with soft labels: a hard label is a one-hot row."""
 
-    x: Tensor  # [batch, ...]
-    y: Tensor  # [batch, seen]
+    x: Tensor  # images as the network takes them, `[batch, ...]`
+    y: Tensor  # labels as distributions, `[batch, seen]`: a hard label is a row with a single 1
     drawn: Tensor | None = None  # random numbers for the loss, where the mixing draws some
-    index: Tensor | None = None  # where each image is in the phase's data, [batch]; of mixed ones nothing is known
+    index: Tensor | None = None  # where each image is in the phase's `draw.data`, `[batch]`; None if mixed
 
 
 Mixing = Callable[[Batch, Generator], Batch]

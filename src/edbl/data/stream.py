@@ -20,14 +20,14 @@ KINDS: frozenset[Kind] = frozenset(("returning", "nothing new"))
 
 @dataclass(frozen=True)
 class Task:
-    """One increment. Labels below ``old`` were learnt before; ``old`` to ``seen - 1`` are new."""
+    """One task. Labels below ``old`` were learnt before; ``old`` to ``seen - 1`` are new."""
 
-    index: int
-    old: int
-    new: int
-    train: Images  # of the new classes, and of old ones that come back
+    index: int  # counted from 0
+    old: int  # number of classes of earlier tasks
+    new: int  # number of classes that arrive
+    train: Images  # training images of the new classes, and of old ones that come back
     before: int = 0  # number of training images of earlier tasks
-    stream_train: Images | None = None  # of this and earlier tasks at least: for `joint`
+    stream_train: Images | None = None  # what `joint` takes them from; others are not given it
 
     @property
     def seen(self) -> int:
@@ -36,11 +36,11 @@ class Task:
 
     @property
     def classes(self) -> list[int]:
-        """The classes that it has images of: the new ones, and old ones that come back."""
+        """The classes that `train` has images of."""
         return [int(k) for k in self.train.y.unique()]
 
     def joint(self) -> Images:
-        """Return the training images of all seen classes, which only an upper bound may use."""
+        """Return the training images of all seen classes, for `keeps = "all images"` alone."""
         if self.stream_train is None:
             raise RuntimeError('images of earlier tasks are for a method that says keeps = "all images" alone')
         return self.stream_train.of(range(self.seen))

@@ -118,7 +118,7 @@ def resume(
     stream: object = None,
     changed: bool = False,
 ) -> Record:
-    """Go on with a run that was stopped; a finished one is returned as it is.
+    """Continue a run that was stopped; a finished one is returned as it is.
 
     What `run` was given as an object is given again, and so are callbacks. A file with code, such as ``mine.py:make``,
     is named again: it runs, and a folder may come from anywhere. With ``changed``, code of users may have changed.

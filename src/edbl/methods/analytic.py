@@ -34,7 +34,7 @@ class Analytic(Method):
     class Config(Options):
         """Settings."""
 
-        size: int = option(1024, "number of random features; for good", least=1)
+        size: int = option(1024, "number of random features; cannot be changed later", least=1)
 
     config: Config
 

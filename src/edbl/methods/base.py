@@ -36,11 +36,11 @@ Keeps = Literal["exemplars", "reservoir", "none", "all images"]
 class Draw:
     """The images of a phase and how batches of them are drawn, changed and mixed."""
 
-    data: Images  # exemplars first, then the new images
-    sampler: Sampler
-    mixing: Mixing = unmixed
+    data: Images  # what is drawn from: exemplars first, then the new images
+    sampler: Sampler  # `(generator) -> [steps, batch]`: places in `data`, called once an epoch
+    mixing: Mixing = unmixed  # `(batch, generator) -> batch`, after augmentation
     old_share: float | None = None  # share of the label mass that falls on old classes; None: as in the data
-    # Changes images, as they are stored, at random, and returns them as the net takes them; None: as the recipe says.
+    # `(x, generator) -> x`: changes stored images at random, as the network takes them; None: as the recipe says.
     augment: Callable[[Tensor, Generator], Tensor] | None = None
 
 
@@ -48,20 +48,20 @@ class Draw:
 class Phase:
     """One stretch of training."""
 
-    name: str
-    draw: Draw
-    schedule: Schedule
-    loss: Callable[[Batch], Tensor]
-    params: Sequence[nn.Parameter]
-    optim: Optim
-    teacher: Teacher | None = None  # whose output for the batch the loss asks for
+    name: str  # one of its own within the task: draws are seeded by it
+    draw: Draw  # images, sampler, mixing
+    schedule: Schedule  # epochs and learning rate
+    loss: Callable[[Batch], Tensor]  # a scalar
+    params: Sequence[nn.Parameter]  # what learns, all of it of the network
+    optim: Optim  # the optimiser's settings
+    teacher: Teacher | None = None  # whose output for the batch the loss takes
     backbone: Sequence[nn.Parameter] = ()  # those of `params` that learn `optim.backbone_lr` times as fast
     adjust: Callable[[Generator], None] | None = None  # changes gradients between backward pass and update
-    finish: Callable[[], None] | None = None  # changes the net after the last update
+    finish: Callable[[], None] | None = None  # changes values of the network after the last update, not its structure
     train_mode: bool = True  # False: batch normalisation uses and keeps its running statistics
     # Makes an optimiser of one's own, whose learning rates follow the schedule: times `lr_scale`, if a group has one.
     optimiser: "Callable[[Sequence[nn.Parameter]], Optimizer] | None" = None
-    logged: dict[str, Tensor] = field(default_factory=dict)  # what the loss of the last step logged, by name
+    logged: dict[str, Tensor] = field(default_factory=dict)  # the method's own `logged`: leave it as `phase` gives it
     watched: Callable[[Output], Tensor] | None = None  # scores by which accuracy within it is measured; None: logits
 
 
@@ -69,8 +69,8 @@ class Phase:
 class Tools:
     """What the engine lends to a method."""
 
-    outputs: Callable[[Net, Images], Output]  # of a net in evaluation mode, for a whole data set
-    normalise: Callable[[Tensor], Tensor] = Tensor.float  # images on the device, as the net takes them
+    outputs: Callable[[Net, Images], Output]  # of a network in evaluation mode, for any number of images
+    normalise: Callable[[Tensor], Tensor] = Tensor.float  # images on the device, as the network takes them
     # The same, changed at random as the recipe says.
     augment: Callable[[Tensor, Generator], Tensor] = lambda x, generator: x.float()
     # A fresh generator on the host, seeded by run, task and name.
@@ -80,23 +80,22 @@ class Tools:
 class Method:
     """Cross-entropy on new images and exemplars; the base of all methods."""
 
-    name: ClassVar[str]
-    title: ClassVar[str] = ""
-    source: ClassVar[str]  # paper
+    name: ClassVar[str]  # what commands, records and reports call it
+    title: ClassVar[str] = ""  # one line about it
+    source: ClassVar[str]  # the paper
     year: ClassVar[int | None] = None  # of its publication
-    distils: ClassVar[bool] = False  # learns from the old net as a teacher
-    # With "none", exemplars serve the nearest-mean classifier and are not learnt from, unless known classes are learnt
-    # again.
+    distils: ClassVar[bool] = False  # learns from the old network: `begin` makes a teacher from the second task on
+    # What is kept of old images: exemplars, reservoir, none (what is kept all the same is for NME) or all images.
     keeps: ClassVar[Keeps] = "exemplars"
-    readout: ClassVar[str] = "cnn"  # the classifier that its authors report
+    readout: ClassVar[str] = "cnn"  # the classifier that its authors report, one of those measured
     our_reading: ClassVar[bool] = False  # the publication leaves so much open that much is ours
-    head: ClassVar[type[Head]] = LinearHead
-    last_relu: ClassVar[bool] = True  # of the backbone
-    # What it must have: features of images are enough, or it changes pixels, or it looks into the backbone's blocks.
+    head: ClassVar[type[Head]] = LinearHead  # the head that `build` makes
+    last_relu: ClassVar[bool] = True  # whether backbones end with a ReLU
+    # What it needs of a network: features, or it changes pixels, or it reads the backbone's blocks.
     needs: ClassVar[Literal["features", "pixels", "blocks"]] = "features"
     streams: ClassVar[frozenset[Kind]] = frozenset()  # which it can learn beside those of new classes in each task
     paper: ClassVar[Mapping[str, object]] = {}  # values of preset `paper`, by dotted key
-    # Patterns of names of `state` and of exemplars' extras, and which axis of theirs has a row for each class.
+    # Patterns of names in `state` and in exemplars' extras, each with the axis that has a row for each class.
     class_axes: ClassVar[tuple[tuple[str, int], ...]] = ()
     # Settings of every method, by dotted key, that `edbl tune` searches beside the method's own options.
     searched: ClassVar[tuple[str, ...]] = ("schedule.lr", "optim.weight_decay")
@@ -105,7 +104,7 @@ class Method:
     class Config(Options):
         """None of its own."""
 
-    config: Options
+    config: Options  # the method's own options
 
     def __init_subclass__(cls) -> None:
         """Refuse a fact about a method that is none."""
@@ -119,7 +118,7 @@ class Method:
 
     @classmethod
     def build(cls, make: Maker, generator: Generator) -> Net:
-        """Return the net that the method trains, of a backbone or several that ``make`` makes."""
+        """Return the network that the method trains, of a backbone or several that ``make`` makes."""
         backbone = make(generator)
         return Net(backbone, cls.head(backbone.width))
 
@@ -133,27 +132,27 @@ class Method:
         tools: Tools,
         first: FirstTask | None = None,
     ) -> None:
-        self.net = net
-        self.memory = memory
+        self.net = net  # the network; another may take its place
+        self.memory = memory  # the exemplars
         self.config = config
-        self.schedule = schedule
-        self.optim = optim
-        self.first = first or FirstTask()
-        self.tools = tools
-        self.generator = tools.generator
-        self.teacher: Teacher | None = None
-        self.logged: dict[str, Tensor] = {}
-        # What is kept from task to task beside net and memory: tensors by name, in every checkpoint. A method is made
-        # anew for each task, and has no other attributes then.
+        self.schedule = schedule  # epochs and learning rate, by the recipe or the rule
+        self.optim = optim  # the optimiser's settings
+        self.first = first or FirstTask()  # what a first task does otherwise
+        self.tools = tools  # what the engine lends
+        self.generator = tools.generator  # of `tools`
+        self.teacher: Teacher | None = None  # the network before the task, frozen; None in a first task
+        self.logged: dict[str, Tensor] = {}  # what `log` noted in the last step; `phase` hands it to the engine
+        # What is kept from task to task beside network and memory: tensors by name, in every checkpoint. A method is
+        # made anew for each task, and has no other attributes then.
         self.state: dict[str, Tensor] = {}
 
     def begin(self, task: Task, generator: Generator) -> None:
-        """Prepare for a task: the old net becomes the teacher, the head grows."""
+        """Prepare for a task: the old network becomes the teacher, if it distils; the head grows."""
         self.teacher = Teacher(self.net) if task.old and self.distils else None
         self.net.grow(task.new, generator)
 
     def draw(self, task: Task) -> Draw:
-        """Return the images to learn from and how to draw them."""
+        """Return the images to learn from, exemplars and new ones, shuffled evenly."""
         data = Images.cat([self.memory.images, task.train]) if task.old and self.keeps != "none" else task.train
         return Draw(data, Uniform(len(data), self.optim.batch))
 
@@ -162,16 +161,16 @@ class Method:
         yield self.main_phase(task, self.draw(task))
 
     def main_phase(self, task: Task, draw: Draw) -> Phase:
-        """Return the phase that trains the whole net by `loss`; the first task may have a schedule of its own."""
+        """Return the phase `train` of the whole network by `loss`; of a first task, `first_phase`."""
         return self.phase("train", draw, self.schedule, self.loss) if task.old else self.first_phase(draw)
 
     def first_phase(self, draw: Draw) -> Phase:
-        """Return the phase that trains the whole net by `loss` from fresh weights."""
+        """Return the same with the schedule and weight decay that a recipe has for first tasks."""
         phase = self.phase("train", draw, self.first.schedule(self.schedule), self.loss)
         return replace(phase, optim=self.first.optim(self.optim))
 
     def phase(self, name: str, draw: Draw, schedule: Schedule, loss: Callable[[Batch], Tensor]) -> Phase:
-        """Return a phase that trains all of the net that can learn."""
+        """Return a phase of all parameters of the network that can learn."""
         params = [p for p in self.net.parameters() if p.requires_grad]
         slow = set(self.net.backbone.parameters())
         backbone = [p for p in params if p in slow]
@@ -198,7 +197,7 @@ class Method:
         self.logged[name] = value.detach() if isinstance(value, Tensor) else value  # which the engine refuses
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return images of a data set or of the memory, wherever they are, as the net takes them."""
+        """Return images of a data set or of the memory, wherever they are, as the network takes them."""
         return self.tools.normalise(near(x))
 
     def augment(self, x: Tensor, generator: Generator) -> Tensor:
@@ -206,11 +205,11 @@ class Method:
         return self.tools.augment(near(x), generator)
 
     def outputs(self, images: Images) -> Output:
-        """Return what the net gives for all of some images, in evaluation mode."""
+        """Return what the network gives for many images, in evaluation mode, without gradients."""
         return self.tools.outputs(self.net, images)
 
     def features(self, images: Images) -> Tensor:
-        """Return the features of images by the present net, in evaluation mode."""
+        """Return the features of the same."""
         return self.outputs(images).features
 
     def teach(self, x: Tensor) -> Output:
@@ -220,7 +219,7 @@ class Method:
         return self.teacher.answer(x)
 
     def norm_statistics(self, task: Task, draw: Draw) -> Draw | None:
-        """Return the images whose statistics batch normalisation has while the net is used; None: as trained.
+        """Return the images whose statistics batch normalisation has after training; None: as trained.
 
         ``draw`` is what the first phase of the task learns from. With `NormStatistics` among the options it is asked
         for unmixed.
@@ -240,7 +239,7 @@ class Method:
         self.memory.update(task.train, self.features)
 
     def refresh(self, task: Task) -> Iterator[Phase]:
-        """Yield what learns known classes again, those of the task; the memory is not its business."""
+        """Yield the phases in which models learn known classes again: the first of `phases`."""
         yield from islice(self.phases(task), 1)
 
     def more(self, images: Images) -> None:
@@ -253,7 +252,7 @@ class Method:
         self.state = without(self.state, number, self.class_axes)
 
     def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Refuse a state from disk that the method cannot go on with, by a `ValueError`: it may come from anywhere."""
+        """Refuse a state from disk that the method cannot continue with, by a `ValueError`."""
         if (wanted := self.state_like()) is not None:
             check_tensors(state, wanted)
             if odd := [name for name, tensor in state.items() if not tensor.isfinite().all()]:

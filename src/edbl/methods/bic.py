@@ -39,7 +39,7 @@ class BiC(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         # The paper prints no factor; a PyTorch code of it in common use multiplies by the squared temperature.
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not")
+        kd_scale: Literal["t2", "none"] = option("none", "t2: distillation times the squared temperature; none: not")
         val_share: float = option(
             0.1, "share of the exemplars held out for the correction", least=0, most=0.5, search=Search(0.05, 0.3)
         )

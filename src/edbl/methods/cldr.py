@@ -1,4 +1,4 @@
-"""CLDR: manifold mixup of new images with the memory, and outputs held to those of the old net. Our reading."""
+"""CLDR: manifold mixup of new images with the memory, and outputs held to those of the old network. Reconstructed."""
 
 from dataclasses import dataclass, replace
 
@@ -36,8 +36,8 @@ class CLDR(Method):
             1.0, "mixing ratio is drawn from Beta(beta, beta)", least=1e-3, search=Search(0.1, 4, log=True)
         )
         mix_weight: float = magnitude(1.0, "weight of the mixed images' cross-entropy", 0.1, 10)
-        output_weight: float = magnitude(1.0, "weight of holding outputs on memory images to the old net's", 0.1, 10)
-        temperature: float = option(2.0, "temperature at which they are compared", least=1e-3, search=Search(1, 8))
+        output_weight: float = magnitude(1.0, "weight of holding outputs on exemplars to the old network's", 0.1, 10)
+        temperature: float = option(2.0, "temperature at which outputs are compared", least=1e-3, search=Search(1, 8))
 
     config: Config
 

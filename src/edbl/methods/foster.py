@@ -1,4 +1,4 @@
-"""FOSTER: a second backbone boosts the old net, and both are compressed into one."""
+"""FOSTER: a second backbone boosts the old network, and both are compressed into one."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class FOSTER(Method):
         """Settings."""
 
         temperature: float = option(2.0, "temperature of both distillations", least=1e-3, search=Search(1, 8))
-        kd_weight: float = magnitude(1.0, "weight of the distillation from the old net while boosting", 0.1, 10)
+        kd_weight: float = magnitude(1.0, "weight of the distillation from the old network while boosting", 0.1, 10)
         boost_betas: tuple[float, ...] = option(
             (0.94,),
             "beta of boosting's class weights in each later task; the last one stays",
@@ -45,7 +45,9 @@ class FOSTER(Method):
             most=0.9999,
             search=Search(among=((0.9,), (0.94,), (0.97,), (0.99,))),
         )
-        compress_beta: float = option(0.97, "the same of compression", least=0, most=0.9999, search=Search(0.9, 0.995))
+        compress_beta: float = option(
+            0.97, "beta of the class weights of compression", least=0, most=0.9999, search=Search(0.9, 0.995)
+        )
         compress: Schedule = Schedule(epochs=130, lr=0.1, milestones=(60, 90, 110), shape="cosine")
 
     config: Config

@@ -12,7 +12,7 @@ from edbl.methods.base import Method
 
 
 class ICaRL(Method):
-    """One sigmoid per class, old ones taught by the old net; nearest mean of herded exemplars."""
+    """One sigmoid per class, old ones taught by the old network; nearest mean of herded exemplars."""
 
     name = "icarl"
     title = "Incremental classifier and representation learning"

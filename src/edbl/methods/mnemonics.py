@@ -27,7 +27,7 @@ from edbl.schedule import Schedule
 
 
 class Mnemonics(RKD):
-    """Cosine head and distillation; after each task the pixels of the exemplars are learnt, the net standing still.
+    """Cosine head and distillation; after each task the pixels of the exemplars are learnt, while the network stays.
 
     Two levels: a classifier is made from exemplars, and its cross-entropy on other images is minimised in their pixels.
     """
@@ -53,7 +53,9 @@ class Mnemonics(RKD):
     class Config(Distilling):
         """Settings."""
 
-        kd_scale: Literal["t2", "none"] = option("none", "multiply distillation by the squared temperature or not (A4)")
+        kd_scale: Literal["t2", "none"] = option(
+            "none", "t2: distillation times the squared temperature; none: not (A4)"
+        )
         transfer: Literal["all", "scale"] = option("all", "later tasks learn all weights, or a factor for each kernel")
         exemplars: Schedule = Schedule(epochs=5, lr=1.0, milestones=())
 

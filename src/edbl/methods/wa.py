@@ -40,9 +40,9 @@ class WA(Method):
 
         temperature: float = option(2.0, "temperature of distillation", least=1e-3, search=Search(1, 8))
         weighting: Literal["share", "two"] = option(
-            "share", "share out the two losses by old classes, or add twice one"
+            "share", "share: both losses by the share of old classes; two: distillation times 2, as PyCIL"
         )
-        clip: bool = option(True, "keep the head's weights at or above zero in training")
+        clip: bool = option(True, "keep the head's weights at or above zero, if the backbone ends in a ReLU")
 
     config: Config
 

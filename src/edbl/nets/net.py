@@ -1,4 +1,4 @@
-"""The net: a backbone and a head, which starts with no class and grows task by task; and the teacher, a frozen one."""
+"""The network: a backbone and a head, which starts with no class and grows task by task; the teacher, a frozen one."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -27,12 +27,12 @@ def _uniform(rows: int, columns: int, width: int, generator: Generator) -> Tenso
 class Head(nn.Module):
     """What all heads share: one row of ``weight`` per class, or several, and the number of classes of each task."""
 
-    rows = 1  # of ``weight`` for each class
+    rows = 1  # rows of `weight` for each class
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(0, width))
-        self.sizes: list[int] = []
+        self.weight = nn.Parameter(torch.empty(0, width))  # `rows` rows for each class
+        self.sizes: list[int] = []  # the classes of each task
 
     @property
     def classes(self) -> int:
@@ -105,11 +105,11 @@ H = TypeVar("H", bound=Head)
 
 
 class Output(NamedTuple):
-    """What a net returns for a batch."""
+    """What a network returns for a batch."""
 
-    logits: Tensor  # [batch, seen]
-    features: Tensor  # [batch, width], the input of the head
-    more: Mapping[str, Tensor] = MappingProxyType({})  # what else a net of one's own gives, by name, [batch, ...]
+    logits: Tensor  # `[batch, seen]`
+    features: Tensor  # `[batch, width]`, the input of the head: what herding and NME use
+    more: Mapping[str, Tensor] = MappingProxyType({})  # what else a network gives, by name, `[batch, ...]`
 
 
 class Net(nn.Module):
@@ -117,8 +117,8 @@ class Net(nn.Module):
 
     def __init__(self, backbone: Backbone, head: Head) -> None:
         super().__init__()
-        self.backbone = backbone
-        self.head = head
+        self.backbone = backbone  # images to features; has a `width`
+        self.head = head  # a `Head`
 
     def __call__(self, x: Tensor, watch: Watch | None = None) -> Output:
         """Return logits and features (typed pass-through to `forward`)."""
@@ -162,7 +162,7 @@ class Net(nn.Module):
 
 
 class Teacher:
-    """A frozen net. On a GPU it can be asked ahead, and then answers beside the student's own pass."""
+    """A frozen network. On a GPU it can be asked ahead, and then answers beside the student's own pass."""
 
     def __init__(self, net: Net) -> None:
         self.net = net.frozen()
@@ -186,7 +186,7 @@ class Teacher:
         return output
 
     def wait(self) -> None:
-        """Wait for an answer that was asked for, whether or not it was used."""
+        """Wait for an answer that `ask` began, whether or not it is used."""
         if self._asked is not None and self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
             self._asked = None

@@ -56,7 +56,7 @@ METRICS = (
         "forgetting",
         "Forgetting",
         "low",
-        "mean over all tasks but the last of: best accuracy on the task before the last step, minus accuracy on it at "
+        "mean over all tasks but the last of: best accuracy on the task before the last task, minus accuracy on it at "
         "the end; predictions over all classes seen",
     ),
     Metric(

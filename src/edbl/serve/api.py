@@ -77,7 +77,7 @@ def predicted(one: Shown | Decoded, file: str, top: int, unknown: float) -> Valu
 
 @router.get("", tags=["info"], response_model=schema.Models, operation_id="models")
 async def models(request: Request) -> Response:
-    """Return all models."""
+    """Return all models, and the limits of a request."""
     here = desk(request)
     found = [await here.model(name) for name in here.shelf.names()]
     infos = [await here.read(one, one.info) for one in found]
@@ -92,7 +92,7 @@ async def models(request: Request) -> Response:
 
 @router.post("", tags=["learn"], response_model=schema.Info, operation_id="make", openapi_extra=takes(schema.NewModel))
 async def make(request: Request) -> Response:
-    """Make a model in a folder of models, or choose how the one of the server is made that is not there yet."""
+    """Make a model in a folder of several, or choose how a new one is made."""
     from edbl.serve.taught import New, Taught
 
     here, wanted = desk(request), await uploads.body(request, schema.NewModel)
@@ -117,7 +117,7 @@ async def make(request: Request) -> Response:
 @router.get("/{model}/", tags=["info"], response_model=schema.Info, operation_id="info")
 @router.get("/{model}", include_in_schema=False)
 async def info(request: Request, model: str) -> Response:
-    """Return what a model is."""
+    """Return what a model is: version, classes, photos, accuracy."""
     found = await asked(request, model)
     return answer(await desk(request).read(found, found.info))
 
@@ -130,7 +130,7 @@ async def info(request: Request, model: str) -> Response:
     openapi_extra=takes(schema.Ids, files=True),
 )
 async def predict(request: Request, model: str, top: Top = 3, unknown: Unknown = 0.05) -> Response:
-    """Ask about photos that are sent, or, by their ids, about those that the server still holds."""
+    """Predict photos that are sent, or, by their ids, those that the server still holds."""
     here, found = desk(request), await asked(request, model)
     photos: Sequence[Shown | Decoded]
     if uploads.is_form(request):
@@ -195,7 +195,7 @@ def nothing(model: Learning) -> Values:
     openapi_extra=takes(schema.Relabels),
 )
 async def relabel(request: Request, model: str) -> Response:
-    """Give photos another class than they were learnt as."""
+    """Give photos another class."""
     here, found = desk(request), await changed(request, model)
     wanted = await uploads.body(request, schema.Relabels)
     pairs = [(one.id, uploads.label(one.label, here.limits)) for one in wanted.photos]
@@ -223,7 +223,7 @@ async def learn(request: Request, model: str) -> Response:
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
 async def events(request: Request, model: str) -> Response:
-    """Return what an update comes to, as server-sent events: progress, then done or error."""
+    """Tell how far an update is, as server-sent events: progress, then done or error."""
     here, found = desk(request), await changed(request, model)
     if here.streams >= here.limits.streams:
         raise Refused(503, "too many listen already; try again", {"Retry-After": "5"})
@@ -237,7 +237,7 @@ async def events(request: Request, model: str) -> Response:
 
 @router.delete("/{model}/learn", tags=["learn"], response_model=schema.Info, operation_id="discard")
 async def discard(request: Request, model: str) -> Response:
-    """Drop what is staged, and an unfinished update."""
+    """Stop the update, and drop what is staged."""
     return await done(request, model, lambda found: found.discard())
 
 
@@ -325,7 +325,7 @@ async def history(request: Request, model: str) -> Response:
     "/{model}/undo", tags=["undo"], response_model=schema.Info, operation_id="undo", openapi_extra=takes(schema.Undo)
 )
 async def undo(request: Request, model: str) -> Response:
-    """Go back to the version before the last change, or to any that is kept."""
+    """Return to the version before the last change, or to any that is kept."""
     wanted = await uploads.body(request, schema.Undo)
     return await done(request, model, lambda found: found.undo(wanted.to, wanted.of))
 
@@ -338,7 +338,7 @@ async def undo(request: Request, model: str) -> Response:
     openapi_extra=takes(schema.Nothing),
 )
 async def prune(request: Request, model: str) -> Response:
-    """Remove all versions but the model as it is."""
+    """Remove earlier versions."""
     here, found = desk(request), await changed(request, model)
     await uploads.body(request, schema.Nothing)
     return answer({"freed_mb": round(await here.change(found, found.prune) / 1e6, 3)})
@@ -360,7 +360,7 @@ async def suspicious(request: Request, model: str) -> Response:
 
 @router.get("/{model}/next", tags=["predict"], response_model=schema.Tray, operation_id="next")
 async def tray(request: Request, model: str, top: Top = 3, unknown: Unknown = 0.05) -> Response:
-    """Return photos that were asked about and not taught, the least sure first: those that are worth a label."""
+    """Return photos that were predicted and not taught, the least sure first."""
     found = await asked(request, model)
     return answer({"photos": [predicted(one, one.file, top, unknown) for one in found.held.tray()]})
 
@@ -375,7 +375,7 @@ PAGE = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox; f
     responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}},
 )
 async def report(request: Request, model: str) -> Response:
-    """Return the page of a model."""
+    """Return the page of `edbl report`."""
     here, found = desk(request), await changed(request, model)
     data = await here.work(found, found.report)
     return Response(data, media_type="text/html", headers={"Content-Security-Policy": PAGE})
@@ -388,7 +388,7 @@ async def report(request: Request, model: str) -> Response:
     responses={200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}},
 )
 async def photo(request: Request, model: str, id: schema.Id) -> Response:
-    """Return a small JPEG of a photo, where the server has one."""
+    """Return a small JPEG of a photo that is held or kept."""
     here, found = desk(request), await asked(request, model)
     data = await here.read(found, lambda: found.photo(id))
     if data is None:

@@ -164,7 +164,7 @@ class Connected:
         return total
 
     def teach(self, photos: Mapping[str, str], yes: bool = False) -> Lesson:
-        """Learn photos that were asked about, by their ids, with the class of each."""
+        """Learn photos that were predicted, by their ids, with the class of each."""
         return self._labelled("/teach", photos, {"yes": yes})
 
     def relabel(self, photos: Mapping[str, str]) -> Lesson:
@@ -245,7 +245,7 @@ class Connected:
         return list(self._json("GET", "/suspicious")["suspicious"])
 
     def next(self) -> list[dict[str, Any]]:
-        """Return photos that were asked about and not taught, the least sure first."""
+        """Return photos that were predicted and not taught, the least sure first."""
         return list(self._json("GET", "/next")["photos"])
 
     def export(self, place: str | PathLike[str]) -> None:
