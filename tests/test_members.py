@@ -172,6 +172,18 @@ def test_extras_go_wherever_images_go() -> None:
     assert all(torch.equal(some.x[i], x) for i, x in zip(kept.extra["number"], kept.x, strict=True))
 
 
+def test_a_model_without_phases_and_memory_takes_more_of_known_classes(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MEANS)
+    data = load("digits").train
+    x, y = (tensor[data.y < 4].numpy() for tensor in (data.x, data.y))
+    model = EDBLClassifier(method=str(tmp_path / "mine.py"), random_state=0)
+    for part in (slice(0, 50), slice(50, 100)):  # of the same classes
+        model.partial_fit(x[part], y[part])
+    model.partial_fit(data.x[data.y >= 3].numpy(), data.y[data.y >= 3].numpy())  # of one of them, and of others
+    assert model.score(x, y) > 0.3  # of ten classes, by a network that nobody trained
+    assert len(model._learnt.model.memory) == 0
+
+
 def test_a_bar_moves_with_tasks_where_there_is_no_phase(tmp_path: Path) -> None:
     shares: list[float] = []
 

@@ -69,7 +69,9 @@ class Model:
         more, train, before = None, images, list(self.memory.classes)
         if set(names) > set(new):
             more, train = images.of(range(known)), images.of(range(known, len(self.names)))
-            self._remember(more)
+            # More images of known classes are learnt from as exemplars, until exemplars are chosen again.
+            exemplars = before or [images[:0]] * known  # of a method that keeps nothing there is no list
+            self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(exemplars)]
         saved = Checkpoints(checkpoints) if checkpoints else None
         if new:
             task = Task(self.increments, known, len(new), train, self.seen_images)
@@ -79,7 +81,10 @@ class Model:
             self.learner.refresh(Task(self.increments, 0, known, everything, self.seen_images), saved)
         if more is not None:
             self.method.more(more)
-            self._choose_again(more, train, before)
+            if before:
+                self._choose_again(more, train, before)
+            else:
+                self.memory.classes = []
         self._means = None
         self._check(x)
         self.seen_images += len(names)
@@ -92,11 +97,6 @@ class Model:
         cnn, nme = self.readouts(x) if len(self.memory) else (self.probabilities(x), torch.zeros(1, 1))
         if not cnn.isfinite().all() or not nme.amax(1).isfinite().all():  # a class without exemplars is infinitely far
             raise Diverged(f"the network's outputs are NaN after training; {ADVICE}")
-
-    def _remember(self, more: Images) -> None:
-        """Learn from more images of known classes as from exemplars, until exemplars are chosen again."""
-        classes = self.memory.classes
-        self.memory.classes = [Images.cat([old, more.of([k])]) for k, old in enumerate(classes)]
 
     def _choose_again(self, more: Images, train: Images, before: Sequence[Images]) -> None:
         """Choose exemplars from more images of known classes and from those of ``before``; new classes have theirs.

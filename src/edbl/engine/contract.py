@@ -55,13 +55,6 @@ def check_phase(method: Method, net: Net, phase: object) -> None:
         raise EdblError(f"phase '{phase.name}' has no parameter that can learn; leave it out")
 
 
-def checked_draw(method: Method, draw: object) -> Draw | None:
-    """Return what batch normalisation shall see, unless it is neither a draw nor nothing."""
-    if draw is not None and not isinstance(draw, Draw):
-        raise EdblError(f"`norm_statistics` of {method.name} gives {_kind(draw)}; return a Draw or None")
-    return draw
-
-
 def check_optimiser(phase: Phase, optimiser: object) -> None:
     """Refuse what is no optimiser of the parameters of a phase."""
     groups = getattr(optimiser, "param_groups", None)

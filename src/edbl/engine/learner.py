@@ -278,7 +278,7 @@ class Learner:
         for number, phase in enumerate(phases):
             contract.check_phase(self.method, self.net, phase)
             if number == 0:
-                clean = contract.checked_draw(self.method, self.method.norm_statistics(task, phase.draw))
+                clean = self.method.norm_statistics(task, phase.draw)
             if phase.name in learnt.seconds:  # and the seeds of its draws are named after it
                 raise EdblError(f"two phases of a task are named '{phase.name}'; give each a name of its own")
             saver = Saver(
@@ -293,7 +293,9 @@ class Learner:
             learnt.add(phase.name, state)
             # What a method draws between phases and at the end must not hang on what this phase drew, or did not.
             torch.manual_seed(after + number)
-        if clean:
+        if clean is not None:
+            if not isinstance(clean, Draw):
+                raise EdblError(f"`norm_statistics` of {self.method.name} gives {clean!r:.50}; return a Draw or None")
             with stopwatch(learnt.seconds, "clean"):
                 self._show(task, clean)
         return learnt
