@@ -171,7 +171,7 @@ def change(settings: Settings, request: Request) -> Settings:
 def _asked(settings: Settings, request: Request, inputs: Inputs) -> Settings:
     """Return the settings with recipe values that are given, and as many exemplars as fit into what is given in MB."""
     given = settings.given | _checked(request.given, settings.method, inputs.idle)
-    if request.given:
+    if given != settings.given:
         trial = Training.made(find_method(settings.method), {"method": settings.method, **given})
         trial.data.check(channels=3)  # as the line before, it refuses what no increment could learn by
     memory = settings.memory
