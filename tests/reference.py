@@ -19,6 +19,7 @@ import typer.main
 from fastapi.routing import APIRoute
 
 from edbl import EDBLClassifier, metrics, rule
+from edbl.app.description import Bundle, Event, Known, Settings
 from edbl.cli import app
 from edbl.config import Leaf, toml_value
 from edbl.data.datasets import DATASETS
@@ -296,6 +297,13 @@ def _facts(_: str) -> Lines:
     return table("key | type | meaning", rows)
 
 
+def _fields(name: str) -> Lines:
+    kind = next(kind for kind in (Bundle, Settings, Known, Event) if kind.__name__ == name)
+    own = {field.name for field in fields(kind) if field.init}
+    rows = ((f"`{one.called}`", _code(one.kind), one.meaning) for one in members(kind) if one.called in own)
+    return table("key | type | meaning", rows)
+
+
 def _code(kind: str) -> str:
     return f"`{kind}`".replace("|", "\\|") if kind else ""
 
@@ -336,6 +344,7 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "parameters": _parameters,
     "members": _members,
     "facts": _facts,
+    "fields": _fields,
     "limits": _limits,
     "calls": _calls,
 }
