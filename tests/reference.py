@@ -37,6 +37,8 @@ from edbl.report.tables import METRICS
 from edbl.rule import TaskFacts
 from edbl.serve import api
 from edbl.serve.limits import MB, Limits
+from edbl.serve.metrics import Metrics
+from edbl.serve.server import NOW
 from edbl.studies.paper import EDBL, HALF, ZERO, recipe_of
 from tests.members import members
 
@@ -320,6 +322,15 @@ def _limits(_: str) -> Lines:
     return table("limit | value | of what", rows)
 
 
+def _counted(_: str) -> Lines:
+    counted = Metrics()
+    counted.request("GET", "/", 200, 0.0)
+    for name in ("batches", "predictions", "photos_taught", "changes", "slow_clients"):
+        counted.add(name)
+    found = re.findall(r"# HELP (\w+) (.*)\.\n# TYPE \w+ (\w+)", counted.text((*pair, 0.0) for pair in NOW.items()))
+    return table("name | kind | meaning", ((f"`{name}`", kind, meaning) for name, meaning, kind in found))
+
+
 def _calls(_: str) -> Lines:
     routes = [route for route in api.router.routes if isinstance(route, APIRoute) and route.include_in_schema]
     rows = (
@@ -346,6 +357,7 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "facts": _facts,
     "fields": _fields,
     "limits": _limits,
+    "counted": _counted,
     "calls": _calls,
 }
 
