@@ -253,6 +253,12 @@ def test_a_method_as_a_class(tmp_path: Path, cli: Cli) -> None:
     assert not equal(plain, smooth)
     assert equal(run(recipe(method=Smooth), tmp_path / "built", data=DIGITS), smooth)
     assert equal(run(recipe(method=Smooth, share=0.0), tmp_path / "none", data=DIGITS), plain)
+    adam = {"optim.kind": "adamw", "schedule.lr": 1e-3}  # for which a recipe holds a momentum that nobody chose
+    runs = [
+        run(recipe(method=m, **adam), tmp_path / f"adam-{m.name}", data=DIGITS, method=Smooth) for m in (RKD, Smooth)
+    ]
+    assert equal(*runs)
+    assert not equal(runs[0], smooth)
     smooth.status = "running"
     records.write(smooth, tmp_path / "smooth")
     refused(cli("resume", tmp_path / "smooth"), "was given its data and method in Python")

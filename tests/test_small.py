@@ -268,13 +268,15 @@ def test_an_unknown_table(cli: Cli) -> None:
 def test_systems_that_the_paper_does_not_compare_with_come_last_and_by_the_same_rule(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert list(small.experiments())[-1] == small.OTHERS_TUNING
+    assert list(small.experiments())[-2:] == [small.OTHERS_TUNING, "others"]
     tuned = planned(small.find(small.OTHERS_TUNING), [0])
     assert Counter(plan.recipe.method for plan in tuned) == dict.fromkeys(small.OTHERS, 3)
     assert {(plan.recipe.data.name, plan.recipe.data.holdout) for plan in tuned} == {("cifar100-block0", 0.2)}
+    assert small.chosen(Told({}), small.OTHERS) == dict.fromkeys(small.OTHERS, 0.1)
+    assert small.chosen(SHELF, small.OTHERS) == small.OTHERS_RATES
+    monkeypatch.setattr(small, "OTHERS_RATES", {})
     with pytest.raises(EdblError, match="no rates are chosen"):
         small.find("others")
-    assert small.chosen(Told({}), small.OTHERS) == dict.fromkeys(small.OTHERS, 0.1)
     monkeypatch.setattr(small, "OTHERS_RATES", dict.fromkeys(small.OTHERS, 0.03))
     runs = planned(small.find("others"), [0])
     assert len({key(plan.recipe) for plan in runs}) == len(runs) == 48

@@ -473,9 +473,9 @@ def test_a_page_of_the_users_is_not_overwritten(cli: Cli, tmp_path: Path, study_
 
 
 def test_the_pages_of_results_are_up_to_date(tmp_path: Path) -> None:
-    again = "run `edbl results docs/results.md README.md --studies studies/calibration`"
+    again = "run `edbl results docs/results.md README.md docs/methods/README.md --studies studies/calibration`"
     shelf, folder = SHELF, tmp_path / "docs" / "results"
-    for name in ("docs/results.md", "README.md"):
+    for name in ("docs/results.md", "README.md", "docs/methods/README.md"):
         text = (ROOT / name).read_text()
         assert pages.filled(text, shelf, folder, tmp_path / "docs") == text, again
     assert pages.studies_page(read_all(ROOT / "studies/calibration"), shelf) == (DOCS / "calibration.md").read_text()

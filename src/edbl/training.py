@@ -200,10 +200,14 @@ class Training(Common):
 
     @classmethod
     def check_layers(cls, layers: Sequence[Values], complete: bool) -> None:
-        """Refuse what layers of values should not say; they have the types of their settings."""
-        given = {key: value for layer in layers[complete:] for key, value in layer.items()}
-        kind = given.get("optim.kind", "sgd")
-        if idle := [key for key in ("optim.momentum", "optim.nesterov") if key in given and kind != "sgd"]:
+        """Refuse what layers of values should not say; they have the types of their settings.
+
+        A layer of all keys is one of a recipe: nobody chose them.
+        """
+        kind = next((layer["optim.kind"] for layer in reversed(layers) if "optim.kind" in layer), "sgd")
+        every = {f"optim.{field.name}" for field in fields(Optim)}
+        chosen = {key for layer in layers[complete:] if not layer.keys() >= every for key in layer}
+        if kind != "sgd" and (idle := sorted(chosen & {"optim.momentum", "optim.nesterov"})):
             raise EdblError(f"{idle[0]} does not apply to optim.kind {kind}; leave it out")
 
     @classmethod

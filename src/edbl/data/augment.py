@@ -65,7 +65,10 @@ class Transform:
 
     def normalise(self, x: Tensor) -> Tensor:
         """Return images as the network takes them, without augmentation."""
-        return x if x.ndim == 2 else (self._centre(near(x)).float() - self.mean).div_(self.std)
+        if x.ndim == 2:
+            return x
+        levels = self._centre(near(x)).to(torch.float32, copy=True)  # changed in place: less memory is touched
+        return levels.sub_(self.mean).div_(self.std)
 
     def _centre(self, x: Tensor) -> Tensor:
         top, left = ((side - self.view) // 2 if self.view else 0 for side in x.shape[2:])

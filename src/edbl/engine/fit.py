@@ -236,14 +236,20 @@ class Step:
 
     def _try_to_capture(self) -> None:
         """Capture the step; where that fails, make the steps one by one, with the same draws."""
-        drawn = self.generator.get_state()
+        device = self.generator.device
+        drawn, usual = self.generator.get_state(), torch.cuda.get_rng_state(device)
         try:
             self._capture()
         except RuntimeError as error:
             self.graph, self.use_graph = None, False
-            # The old one may still take itself to be captured.
-            self.generator = Generator(self.generator.device)
+            # The old ones, ours and PyTorch's, may still take themselves to be captured, and would refuse to draw.
+            self.generator = Generator(device)
             self.generator.set_state(drawn)
+            theirs = torch.cuda.default_generators[
+                torch.cuda.current_device() if device.index is None else device.index
+            ]
+            theirs.graphsafe_set_state(theirs.clone_state())
+            torch.cuda.set_rng_state(usual, device)
             self.optimiser.zero_grad()
             why = str(error).strip().partition("\n")[0]
             self.note(f"steps of phase {self.phase.name} are not replayed as a CUDA graph: {why}")

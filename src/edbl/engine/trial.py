@@ -182,7 +182,7 @@ def guarded(attempt: Callable[[], str]) -> str:
 
 def error(value: Tensor, truth: Tensor) -> float:
     """Return how far a value is from the truth, as a part of it."""
-    truth = truth.double()
+    truth = truth.detach().double()
     return float((value.detach().cpu().double() - truth).norm() / truth.norm().clamp(min=1e-12))
 
 

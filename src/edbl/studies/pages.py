@@ -319,6 +319,7 @@ def parts(figures: Path, base: Path) -> dict[str, Callable[[Shelf], str]]:
         "small": small_page.page,
         "small-differences": small_page.differences,
         "small-tuning": small_page.tuning,
+        "small-others": small_page.others,
     }
     for name, experiment in EXPERIMENTS.items():
         is_table = experiment.drawn == "table"

@@ -29,6 +29,14 @@ def page(shelf: Shelf) -> str:
     return "\n\n".join([*parts, *missing])
 
 
+def others(shelf: Shelf) -> str:
+    """Return the systems that the paper does not compare with, and two that it does."""
+    table = small.others(small.OTHERS_RATES)
+    if (there := _there(table, shelf)) < len(table.plans()):
+        return f"{there} of {len(table.plans())} runs are there."
+    return _cells(small.beside(table), shelf)
+
+
 def differences(shelf: Shelf) -> str:
     """Return what was to be compared, of the tables that are complete."""
     parts = []
