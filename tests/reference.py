@@ -19,6 +19,7 @@ import typer.main
 from fastapi.routing import APIRoute
 
 from edbl import EDBLClassifier, metrics, rule
+from edbl.app.description import Bundle, Event, Known, Settings
 from edbl.cli import app
 from edbl.config import Leaf, toml_value
 from edbl.data.datasets import DATASETS
@@ -36,6 +37,8 @@ from edbl.report.tables import METRICS
 from edbl.rule import TaskFacts
 from edbl.serve import api
 from edbl.serve.limits import MB, Limits
+from edbl.serve.metrics import Metrics
+from edbl.serve.server import NOW
 from edbl.studies.paper import EDBL, HALF, ZERO, recipe_of
 from tests.members import members
 
@@ -297,6 +300,13 @@ def _facts(_: str) -> Lines:
     return table("key | type | meaning", rows)
 
 
+def _fields(name: str) -> Lines:
+    kind = next(kind for kind in (Bundle, Settings, Known, Event) if kind.__name__ == name)
+    own = {field.name for field in fields(kind) if field.init}
+    rows = ((f"`{one.called}`", _code(one.kind), one.meaning) for one in members(kind) if one.called in own)
+    return table("key | type | meaning", rows)
+
+
 def _code(kind: str) -> str:
     return f"`{kind}`".replace("|", "\\|") if kind else ""
 
@@ -311,6 +321,15 @@ def _limits(_: str) -> Lines:
 
     rows = ((f"`{one.called}`", size(getattr(Limits(), one.called)), one.meaning) for one in members(Limits))
     return table("limit | value | of what", rows)
+
+
+def _counted(_: str) -> Lines:
+    counted = Metrics()
+    counted.request("GET", "/", 200, 0.0)
+    for name in ("batches", "predictions", "photos_taught", "changes", "slow_clients"):
+        counted.add(name)
+    found = re.findall(r"# HELP (\w+) (.*)\.\n# TYPE \w+ (\w+)", counted.text((*pair, 0.0) for pair in NOW.items()))
+    return table("name | kind | meaning", ((f"`{name}`", kind, meaning) for name, meaning, kind in found))
 
 
 def _calls(_: str) -> Lines:
@@ -337,7 +356,9 @@ MAKERS: Mapping[str, Callable[[str], Lines]] = {
     "parameters": _parameters,
     "members": _members,
     "facts": _facts,
+    "fields": _fields,
     "limits": _limits,
+    "counted": _counted,
     "calls": _calls,
 }
 

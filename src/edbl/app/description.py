@@ -112,7 +112,7 @@ def total(scores: Iterable[Score]) -> Score:
 class Event:
     """One thing that happened to the model, which made a version of it."""
 
-    kind: Kind
+    kind: Kind  # learn, forget, rename, merge or join
     date: str
     classes: list[str]  # new ones, forgotten ones, a name before and after, or what became one, its name last
     refreshed: list[str]
@@ -120,9 +120,9 @@ class Event:
     exemplars: int  # kept in all, after it
     seconds: float
     scores: dict[str, Score]  # of each class of the model after it, over its held-out images
-    before: dict[str, Score]  # of each class before it, and
-    after: dict[str, Score]  # after it, over the same images
-    asked: str = ""  # digest of what was asked for, and of all images that were given
+    before: dict[str, Score]  # of each class before it, over held-out images
+    after: dict[str, Score]  # the same after it, over the same images
+    asked: str = ""  # digest of the request, and of all images given
 
     def total(self, names: Sequence[str] | None = None) -> Score:
         """Return the score over some classes, or all."""
@@ -134,15 +134,15 @@ class Bundle:
     """What ``model.json`` says."""
 
     settings: Settings
-    recipe: dict[str, Any]  # of the last increment
+    recipe: dict[str, Any]  # every value of the recipe of the last update
     classes: list[Known]
-    sizes: list[int]  # classes that each increment brought and that are still there
-    increments: int
-    seen_images: int
+    sizes: list[int]  # classes that each update brought and that are still there
+    increments: int  # number of updates, ever
+    seen_images: int  # number of images learnt from, ever
     history: list[Event]
-    readout: Readout  # that predictions are made by
-    version: int = 0  # its number, and
-    parent: int = 0  # that of the version it was made from; 0 if there is none
+    readout: Readout  # cnn or nme: what predictions are made by; cnn of closed forms
+    version: int = 0  # its number
+    parent: int = 0  # number of the version it was made from; 0 if there is none
     weights: str = field(default="", init=False)  # SHA-256 of them on disk
 
     @property

@@ -33,9 +33,7 @@ class EWC(Method):
         """Settings."""
 
         weight: float = magnitude(1000.0, "weight lambda of the penalty", 10, 1e5)
-        stiffest: float = magnitude(
-            1e-4, "most, s, that a task adds to F; lr times weight times it must stay small", 1e-6, 1e-2
-        )
+        stiffest: float = magnitude(1e-4, "bound s of what a task adds to F, before its weight", 1e-6, 1e-2)
         decay: float = option(1.0, "factor gamma of the F of earlier tasks", least=0, most=1, search=Search(0.5, 1))
         fisher_images: int = option(1000, "images of a task by which F is estimated; 0 means all", least=0)
 

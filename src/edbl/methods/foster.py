@@ -45,9 +45,7 @@ class FOSTER(Method):
             most=0.9999,
             search=Search(among=((0.9,), (0.94,), (0.97,), (0.99,))),
         )
-        compress_beta: float = option(
-            0.97, "beta of the class weights of compression", least=0, most=0.9999, search=Search(0.9, 0.995)
-        )
+        compress_beta: float = option(0.97, "beta of compression", least=0, most=0.9999, search=Search(0.9, 0.995))
         compress: Schedule = Schedule(epochs=130, lr=0.1, milestones=(60, 90, 110), shape="cosine")
 
     config: Config
