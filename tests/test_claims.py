@@ -423,7 +423,7 @@ def test_the_printed_recipe_has_records_of_two_streams() -> None:
 def test_what_has_not_been_run() -> None:
     assert not any(runs(column, EDBL, "default") for column in (*ZERO, *HALF, *BUDGETS))
     assert "The rule of preset `default` was run on none of these test images" in text(RESULTS)
-    assert "has no run on these streams yet" in text(README)
+    assert "has no run on these test images yet" in text(README)
     assert not any(run.recipe.data.name == "tiny-imagenet" for run in SHELF.runs)
     control = PARTS["+ balanced head, no influence"]
     assert not any(runs(column, control) for column in (C10, C100))
