@@ -133,6 +133,7 @@ LATER = {
         "recipe",
         "records",
         "report",
+        "scratch",
         "serve",
         "store",
         "studies",

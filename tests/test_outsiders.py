@@ -16,7 +16,9 @@ from edbl.app import begin
 from edbl.app import bundle as disk
 from edbl.app.learn import increment
 from edbl.app.settings import Request
+from edbl.cli import studies
 from edbl.engine.progress import Progress
+from edbl.fleet.many import HERE
 from edbl.nets import pretrained
 from edbl.report.runs import read_runs
 from edbl.serve.run import Server, Wanted
@@ -137,6 +139,16 @@ def test_what_a_killed_export_has_left_is_removed(tmp_path: Path, monkeypatch: p
         assert call.form(f"{M}/teach?yes=true", *lesson({0: 3, 1: 3})).json["learnt"] == 6
         assert call("GET", f"{M}/export").status == 200
     assert list((tmp_path / "temporary").glob("edbl-*")) == []
+
+
+def test_what_killed_runs_have_left_is_removed_where_nothing_is_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"{scratch.SCRATCH}left").mkdir()
+    (tmp_path / f"{scratch.SCRATCH}left" / store.LOCK).touch()
+    studies._make([], Shelf(tmp_path / "results"), tmp_path / "runs", 1, True, None, HERE)
+    assert list(tmp_path.glob("edbl-*")) == []
 
 
 Values = dict[str, Any]

@@ -15,11 +15,16 @@ SCRATCH = "edbl-runs-"  # what their names begin with
 
 @contextmanager
 def scratch() -> Iterator[Path]:
-    """Give a folder for the time being; those that processes left that were killed are removed."""
+    """Give a folder for the time being."""
+    tidy()
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
+        yield Path(name)
+
+
+def tidy() -> None:
+    """Remove the folders of processes that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with suppress(OSError, EdblError):  # of another user, or in use
             if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > ABANDONED:
                 with lock(left):
                     shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=SCRATCH) as name, lock(Path(name)):
-        yield Path(name)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edbl.app import places
 from edbl.errors import EdblError
 from edbl.store import TEMPORARY
 from tests.campaign.child import Action, Child, Watch, command, die
@@ -43,6 +44,7 @@ QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "da
 LEARN, MORE = ["learn", "model", "photos", *QUICK], ["learn", "model", "more", "--set", "checkpoint_seconds=0"]
 VOLATILE = {"date", "learnt", "refreshed", "seconds", "began"}  # what a model says of times
 ESTIMATOR = "saved"
+NOTED = (".cache", "edbl", "features", places.FOLDER)  # below the home
 OF_PYTORCH = "torchinductor_root"  # an empty folder that it makes where temporary files go
 
 
@@ -138,9 +140,11 @@ def in_place(place: Path, action: Action) -> Action:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Return what is in a folder, in a few words for each path."""
+    """Return what is in a folder, in a few words for each path, but for where photos of a model lie: edbl notes it."""
     found = {}
     for path in sorted(folder.rglob("*")):
+        if path.parent.parts[-len(NOTED) :] == NOTED and path.suffix == ".json":
+            continue
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and not path.is_symlink() else ""
         found[path.relative_to(folder).as_posix()] = f"{path.lstat().st_mode:o} {content}"
     return found

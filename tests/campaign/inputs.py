@@ -23,6 +23,7 @@ from tests.campaign.forging import ESCAPE, OUTSIDE, Draw, damaged, forge, odd_im
 
 BATCH = 20  # inputs of a case, which one process takes
 SLOW, LARGE = 10.0, 2**30  # seconds of its processor, and bytes beyond what the process had, that an input may take
+OTHERS = (OUTSIDE, "photos", "more", "home")  # folders that are not to be touched
 TRAP = "open({!r}, 'w').close()\n"  # what a file would do that must not run
 
 
@@ -163,9 +164,9 @@ def _take(number: int, seed: int, place: Path, start: int, only: int | None) -> 
 
 def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callable[[], object]]) -> dict[str, Any]:
     """Give commands to an input, and return how they ended and what is wrong with that."""
-    mine = {name: bases.tree(folder / name) for name in (OUTSIDE, "photos", "more", "home")}
+    mine = {name: bases.tree(folder / name) for name in OTHERS}
     said, wrong, codes, most, bases_of = [], [], [], (0.0, 0), folder.parent.parent / "bases"
-    show, was_done = terminal.show_runs, (folder / "run" / "features.npz").exists()
+    show = terminal.show_runs
     for action in actions:
         words = [] if callable(action) else [str(word) for word in action]
         terminal.show_runs = show if words[:1] == ["report"] else say_nothing
@@ -176,7 +177,7 @@ def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callab
         wrong += faults(code, out, (0, 2))
         wrong += [f"{seconds:.0f} s"] if seconds > SLOW else []
         wrong += [f"{memory >> 20} MB"] if memory > LARGE else []
-        if words[:1] == ["resume"] and code == 0 and not forged and not was_done:
+        if words[:1] == ["resume"] and action is actions[0] and code == 0 and not forged:  # it was not done before
             right = bases.result(bases_of / "done" / "run")
             wrong += ["another result"] if bases.result(folder / "run") != right else []
     terminal.show_runs = show

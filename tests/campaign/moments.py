@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edbl import store
+from edbl import scratch, store
 from edbl.cli import LATER, terminal
 from tests.campaign import bases
 from tests.campaign.child import Action, Child, End, Watch, command, die, fail, interrupt, nothing
@@ -132,8 +132,8 @@ def _after(place: Path, work: Work, wanted: Any) -> list[str]:
 
 
 def _later() -> None:
-    """Let what killed writers of a page or table left be as old as it must be to go."""
-    store.ABANDONED = 0
+    """Let what killed processes left be as old as it must be to go."""
+    store.ABANDONED = scratch.ABANDONED = 0
 
 
 def _ended(place: Path, kind: str, what: str, wrong: Sequence[str], out: str) -> dict[str, Any]:
