@@ -72,7 +72,7 @@ def filled(model: Any, number: int) -> None:
     """Let the file hold a tensor of so many numbers only once it is computed."""
     graph = model.graph
     graph.initializer.append(numpy_helper.from_array(np.array([number]), "wide"))
-    graph.initializer.append(numpy_helper.from_array(np.float32(0), "zero"))
+    graph.initializer.append(numpy_helper.from_array(np.array(0, np.float32), "zero"))
     for node in graph.node:
         node.output[:] = ["before" if name == "sureness" else name for name in node.output]
     graph.node.append(helper.make_node("Expand", ["zero", "wide"], ["zeros"]))

@@ -276,8 +276,10 @@ def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
     kind = file.suffix[1:]
     if how < 0.04 and inner:
         place = draw.choice(inner)
-        shutil.move(place, outside / place.name)
-        place.symlink_to(outside / place.name)
+        end = outside / f"{place.name} of theirs"
+        shutil.rmtree(end, ignore_errors=True)
+        shutil.move(place, end)
+        place.symlink_to(end)
         return "folder linked", False
     if how < 0.06:
         link = folder / draw.choice([LOCK, ".x.tmp", "views", "z"])

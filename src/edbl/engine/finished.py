@@ -55,5 +55,5 @@ def _compare(folder: Path, record: Record, wanted: dict[str, object]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON and TOML both have it."""
-    return json.loads(json.dumps(value))
+    """Return a value as JSON and TOML both have it; TOML alone has dates."""
+    return json.loads(json.dumps(value, default=str))
