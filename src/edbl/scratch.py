@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from edbl import store
 from edbl.errors import EdblError
-from edbl.store import ABANDONED, LOCK, lock
+from edbl.store import LOCK, lock
 
 SCRATCH = "edbl-runs-"  # what their names begin with
 
@@ -25,6 +26,6 @@ def tidy() -> None:
     """Remove the folders of processes that were killed."""
     for left in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
         with suppress(OSError, EdblError):  # of another user, or in use
-            if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > ABANDONED:
+            if (left / LOCK).is_file() or time.time() - left.lstat().st_mtime > store.ABANDONED:
                 with lock(left):
                     shutil.rmtree(left, ignore_errors=True)

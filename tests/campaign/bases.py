@@ -39,6 +39,9 @@ stream.tasks = 2
 [candidates.two]
 options.temperature = 4.0
 """
+SEARCH = '[space]\noptim.warmup = { low = 0, high = 2 }\noptim.kind = ["sgd"]\n'
+TUNE = ["tune", "finetune", *SHORT, "--search", "space.toml", "--trials", 2,
+        "--out", "search"]  # fmt: skip
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none",
          "--set", "schedule.epochs=3", "--set", "options.balance.epochs=2"]  # fmt: skip
 LEARN, MORE = ["learn", "model", "photos", *QUICK], ["learn", "model", "more", "--set", "checkpoint_seconds=0"]
@@ -81,6 +84,11 @@ def write_study() -> None:
     Path("study.toml").write_text(STUDY)
 
 
+def write_search() -> None:
+    """Say what a search may try."""
+    Path("space.toml").write_text(SEARCH)
+
+
 def load_and_predict() -> None:
     """Do as a user of somebody's estimator does."""
     print(_classifier().load(ESTIMATOR).predict(vectors()[0]).tolist())
@@ -99,7 +107,11 @@ def prepare(folder: Path) -> None:
         "stopped": ("", [(command(*RUN), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "done": ("", [command(*RUN)]),
         "asked": ("", [write_study]),
+        "logged": ("", [(command(*RUN, "--log", "tensorboard"), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
+        "space": ("", [write_search]),
+        "searched": ("space", [command(*TUNE)]),
         "model": ("", [command(*LEARN)]),
+        "changed": ("model", [command(*MORE)]),
         "begun": ("model", [(command(*MORE), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "first": ("", [(command(*LEARN, "--set", "checkpoint_seconds=0"), Watch(1, die, wanted="epoch-1.json"))]),
         "estimator": ("", [fit_and_save]),

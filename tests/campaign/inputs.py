@@ -34,6 +34,7 @@ class Input:
     base: str
     own: str  # the folder in it that is the stranger's
     actions: Sequence[Sequence[object] | Callable[[], object]]
+    only: str = "*"  # names of files that are forged
 
 
 READERS: Sequence[tuple[int, Input]] = (  # how often, and what
@@ -45,6 +46,11 @@ READERS: Sequence[tuple[int, Input]] = (  # how often, and what
     (1, Input("model", "model", [["rename", "model", "digit 1", "one"], ["predict", "model", "more", "--csv"]])),
     (3, Input("begun", "model", [["learn", "model"], ["info", "model"]])),
     (2, Input("first", "model", [["learn", "model"], ["learn", "model", "--discard"]])),
+    (1, Input("changed", "model", [["undo", "model"], ["history", "model"], ["info", "model"]])),
+    (2, Input("searched", "search", [bases.TUNE])),
+    (1, Input("searched", "search", [bases.TUNE], "*.jsonl")),
+    (1, Input("stopped", "run", [["watch", "run", "--once"]], "pulse.json")),
+    (1, Input("logged", "run", [["resume", "run", "--log", "tensorboard"]], "*tfevents*")),
     (2, Input("estimator", "saved", [bases.load_and_predict, bases.load_and_learn])),
 )
 HTML, ONNX = 0.01, 0.01  # shares of inputs that are seen through a page, or a graph, to which that takes seconds
@@ -58,7 +64,7 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         _copy(place, one.base)
         what, signed = "", True
         for _ in range(draw.choice([1, 1, 1, 2])):
-            more, right = forge(draw, place / one.own, place / OUTSIDE)
+            more, right = forge(draw, place / one.own, place / OUTSIDE, one.only)
             what, signed = f"{what} and {more}" if what else more, signed and right
         actions = list(one.actions)
         if one.own == "run" and draw.random() < HTML:
@@ -181,7 +187,7 @@ def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callab
             right = bases.result(bases_of / "done" / "run")
             wrong += ["another result"] if bases.result(folder / "run") != right else []
     terminal.show_runs = show
-    for page in folder.glob("**/report.html"):
+    for page in folder.glob("**/*.html"):
         wrong += ["control character in a page"] if controls(page.read_text()) else []
     wrong += [f"touched {name}" for name, before in mine.items() if bases.tree(folder / name) != before]
     told = "\n---\n".join(said)
