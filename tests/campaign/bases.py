@@ -39,7 +39,16 @@ stream.tasks = 2
 [candidates.two]
 options.temperature = 4.0
 """
-SEARCH = '[space]\noptim.warmup = { low = 0, high = 2 }\noptim.kind = ["sgd"]\n'
+SEARCH = """sampler = "random"
+classifier = "nme"
+[settings]
+schedule.epochs = 1
+data.holdout = 0.3
+[space]
+optim.warmup = { low = 0, high = 2 }
+optim.kind = ["sgd"]
+schedule.lr = { low = 0.01, high = 0.1, log = true }
+"""
 TUNE = ["tune", "finetune", *SHORT, "--search", "space.toml", "--trials", 2,
         "--out", "search"]  # fmt: skip
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none",

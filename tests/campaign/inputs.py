@@ -19,7 +19,7 @@ from typing import Any
 from edbl.cli import terminal
 from tests.campaign import bases
 from tests.campaign.child import Action, Child, command
-from tests.campaign.forging import ESCAPE, OUTSIDE, Draw, damaged, forge, odd_image, replaced
+from tests.campaign.forging import ESCAPE, OUTSIDE, Draw, damaged, forge, odd_image, odd_line, replaced
 
 BATCH = 20  # inputs of a case, which one process takes
 SLOW, LARGE = 10.0, 2**30  # seconds of its processor, and bytes beyond what the process had, that an input may take
@@ -53,6 +53,12 @@ READERS: Sequence[tuple[int, Input]] = (  # how often, and what
     (1, Input("logged", "run", [["resume", "run", "--log", "tensorboard"]], "*tfevents*")),
     (2, Input("estimator", "saved", [bases.load_and_predict, bases.load_and_learn])),
 )
+TEXTS: Sequence[tuple[str, str, Sequence[object]]] = (  # a base, its file that is forged, and what is given
+    ("stopped", "run/recipe.toml", ["run", "--recipe", "./own.toml", "--out", "made"]),
+    ("stopped", "run/recipe.toml", ["run", "--recipe", "./own.toml", "--out", "made"]),
+    ("space", "space.toml", ["tune", "rkd", *bases.SHORT, "--search", "own.toml", "--trials", 1, "--out", "made"]),
+    ("asked", "study.toml", ["study", "own.toml", "--dry-run"]),
+)
 HTML, ONNX = 0.01, 0.01  # shares of inputs that are seen through a page, or a graph, to which that takes seconds
 
 
@@ -76,17 +82,16 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         _copy(place, "nothing")
         return "options", True, [_options(draw)]
     if kind < 0.93:
-        _copy(place, "stopped")
-        text = (place / "run" / "recipe.toml").read_bytes()
-        from tests.campaign.forging import odd_line
-
+        base, name, words = draw.choice(TEXTS)
+        _copy(place, base)
+        text = (place / name).read_bytes()
         for _ in range(draw.choice([1, 1, 3])):
             with suppress(UnicodeDecodeError, IndexError):
                 text = odd_line(draw, text)
         if draw.random() < 0.2:
             text = damaged(draw, text)
         (place / "own.toml").write_bytes(text)
-        return "recipe", True, [["run", "--recipe", "./own.toml", "--out", "made"]]
+        return f"recipe, {words[0]}", True, [words]
     _copy(place, "model")
     photos: list[Path] = sorted((place / "more").rglob("*.png"))
     for path in draw.sample(photos, 3):
