@@ -144,6 +144,13 @@ def test_a_photo_takes_so_long_and_no_longer(exported: Path, monkeypatch: pytest
         Server(Wanted(exported, port=0))
 
 
+def test_what_onnxruntime_cannot_read_is_said_once(exported: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    exported.write_bytes(exported.read_bytes().replace(b"classes", b"class\xff\x1b"))
+    with pytest.raises(EdblError, match="is no"):
+        Server(Wanted(exported, port=0))
+    assert capfd.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("cut", [0, 1, 100, -1])
 def test_a_file_that_is_cut_or_is_none_is_not_served(exported: Path, cut: int) -> None:
     exported.write_bytes(exported.read_bytes()[:cut])

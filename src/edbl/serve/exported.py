@@ -172,8 +172,8 @@ def _opened(file: Path) -> tuple[Any, dict[str, str]]:
         check(data)
         _bound(options, ROOM + 3 * len(data))
         # What is constant is computed with the first photo, which has a time limit.
-        given = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["ConstantFolding"]}
-        session = onnxruntime.InferenceSession(data, options, **given)
+        given = {"disabled_optimizers": ["ConstantFolding"], "enable_fallback": 0}  # the latter prints what is wrong
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], **given)
         return session, dict(session.get_modelmeta().custom_metadata_map)
     except OSError as error:
         raise EdblError(f"cannot read '{file}': {error.strerror}") from error
