@@ -79,6 +79,14 @@ def test_photos_that_have_changed_are_said(place: Path, cli: Cli, how: str) -> N
     assert (place / "run" / "record.json").read_bytes() == record
 
 
+def test_a_date_in_a_recipe_is_no_traceback(place: Path, cli: Cli) -> None:
+    text = (place / "run" / "recipe.toml").read_text()
+    (place / "run" / "recipe.toml").write_text(text.replace('memory = "total=8"', "memory = 1979-05-27"))
+    done = cli("resume", "run")
+    assert done.code == 2
+    assert "is not the recipe of the record beside it" in done.err
+
+
 def test_photos_that_are_not_here_are_not_missed(place: Path, cli: Cli) -> None:
     shutil.rmtree(place / "photos")
     assert cli("resume", "run").code == 0

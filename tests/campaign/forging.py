@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import random
@@ -31,6 +32,7 @@ ODD: Sequence[Any] = (
 )  # fmt: skip
 KINDS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1}
 EVENTS = ".tfevents"  # in the names of TensorBoard's files
+UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError)
 HUGE = 5 * 2**30  # bytes of a file with nothing in it
 
 
@@ -320,7 +322,7 @@ def forge(draw: Draw, folder: Path, outside: Path, only: str = "*") -> tuple[str
     content = file.read_bytes()
     try:
         file.write_bytes(change(draw, content))
-    except (ValueError, LookupError, TypeError, struct.error, zipfile.BadZipFile, OverflowError, RecursionError):
+    except (*UNREADABLE, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError):
         file.write_bytes(damaged(draw, content))  # it was forged before
     if change is not damaged:
         sign(file.with_suffix(".json"))
