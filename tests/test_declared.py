@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import edbl
 from edbl import EdblError
 from edbl.nets import pretrained
 from edbl.serve.declared import OPERATORS, check
+from edbl.serve.exported import Exported
+from edbl.serve.limits import Limits
 from edbl.serve.run import Server, Wanted
 from tests.serving import Stand, lesson, served
 from tests.test_serve import NEW, M
@@ -149,6 +152,18 @@ def test_what_onnxruntime_cannot_read_is_said_once(exported: Path, capfd: pytest
     with pytest.raises(EdblError, match="is no"):
         Server(Wanted(exported, port=0))
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("why", "served"), [("it has already been registered", True), ("it is out of order", False)])
+def test_an_older_onnxruntime_keeps_its_first_bound(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, why: str, served: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError(why)
+
+    monkeypatch.setattr("onnxruntime.create_and_register_allocator", refuse)
+    with nullcontext() if served else pytest.raises(EdblError, match=why):
+        Exported("m", exported, Limits()).close()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1])

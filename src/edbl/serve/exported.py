@@ -152,7 +152,11 @@ def _bound(options: Any, most: int) -> None:
 
     kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
     memory = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
-    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": most}))
+    try:
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": most}))
+    except Exception as error:  # older versions keep the bound of the first file of a process
+        if "already" not in str(error):
+            raise
     options.add_session_config_entry("session.use_env_allocators", "1")
 
 
