@@ -21,8 +21,8 @@ slow: .venv/tested  # the tests that `make test` leaves out for their time
 campaign: .venv/tested  # hours; goes on where it was stopped
 	$(BIN)/python -m tests.campaign
 
-audit: .venv-release/ready  # needs a network: are flaws known of the pinned versions?
-	.venv-release/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip
+audit: .venv-release/ready  # needs a network: are flaws known of the pinned versions? One that cannot be looked up is an error
+	.venv-release/bin/pip-audit --strict --requirement constraints.txt --no-deps --disable-pip
 
 workflows: .venv-release/ready
 	.venv-release/bin/zizmor --offline .github

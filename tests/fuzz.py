@@ -30,6 +30,7 @@ from edbl.data.decoding import decode
 from edbl.errors import EdblError
 from edbl.recipe import Recipe
 from edbl.serve import uploads
+from edbl.serve.declared import check
 from edbl.serve.limits import Limits
 from edbl.serve.refusals import Refused
 from edbl.serve.schema import Labels
@@ -177,9 +178,17 @@ def _signed(path: Path, data: bytes) -> None:
             sign(path)
 
 
+def declared(data: bytes) -> None:
+    """Look through an ONNX file."""
+    try:
+        check(data)
+    except ValueError as error:
+        raise EdblError(str(error)) from error
+
+
 TARGETS: Mapping[str, Callable[[bytes], None]] = {
     one.__name__: one for one in (recipe, record, npz, features, model, begun, estimator, tensors, image)
-} | {one.__name__: one for one in (requests, bodies, lists, staged, beat)}
+} | {one.__name__: one for one in (requests, bodies, lists, staged, beat, declared)}
 
 
 def read(target: str, data: bytes) -> bool:

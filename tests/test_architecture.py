@@ -24,6 +24,7 @@ DESIGN = ROOT.parents[1] / "docs" / "design.md"
 # `docs/design.md` has the same tables.
 LAYERS = {
     "errors": [],
+    "ending": [],
     "seeds": [],
     "text": [],
     "group": [],
@@ -36,7 +37,7 @@ LAYERS = {
     "users": ["store"],
     "pulse": ["config", "store"],
     "schedule": ["config"],
-    "data": ["seeds", "store", "text", "users"],
+    "data": ["ending", "seeds", "store", "text", "users"],
     "nets": ["data", "group", "store", "users"],
     "memory": ["data"],
     "methods": ["config", "data", "losses", "memory", "nets", "schedule", "store", "users"],
@@ -99,6 +100,7 @@ LAYERS = {
     "app": [
         "config",
         "data",
+        "ending",
         "engine",
         "memory",
         "methods",
@@ -114,7 +116,7 @@ LAYERS = {
         "training",
         "users",
     ],
-    "serve": ["app", "data", "engine", "metrics", "nets", "scratch", "store", "text"],
+    "serve": ["app", "data", "ending", "engine", "metrics", "nets", "scratch", "store", "text"],
     "cli": ["group"],
     "__init__": [],
     "__main__": [],
@@ -134,6 +136,7 @@ LATER = {
         "recipe",
         "records",
         "report",
+        "scratch",
         "serve",
         "store",
         "studies",

@@ -16,6 +16,7 @@ from edbl.nets.backbones import Foreign
 from edbl.nets.efficientnet import EfficientNetLite0, EfficientNetLite2, Layer
 from edbl.nets.engines import INT8, ONNX, TORCH
 from edbl.nets.pretrained import LITE0, Pretrained
+from edbl.serve.declared import check
 from tests.test_efficientnet import fresh
 from tests.vectors import seeded
 
@@ -113,7 +114,9 @@ def test_eight_bits_number_by_number() -> None:
     given = helper.make_tensor_value_info(out, TensorProto.FLOAT, ["n", 4, 3, 3])
     graph = helper.make_graph(writer.graph.nodes, "one layer", ends, [given], writer.graph.weights)
     opset = [helper.make_opsetid("", OPSET)]
-    session = engines._session(helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION).SerializeToString())
+    data = helper.make_model(graph, opset_imports=opset, ir_version=IR_VERSION).SerializeToString()
+    check(data)  # as a server does
+    session = engines._session(data)
     x = torch.rand(2, 3, 6, 6, generator=seeded(2)) * 2.5 - 1
     (found,) = session.run([out], {IMAGES: x.numpy()})
 

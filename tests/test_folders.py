@@ -65,6 +65,7 @@ LINKED = {
     **{f"study: {name}": ("study", name) for name in ("mine", "mine/temperature", "mine/temperature/4-seed0")},
     **{f"reproduce: {name}": ("reproduce", name) for name in ("small", "features.npz")},
     **{f"run: {name}": ("run", name) for name in ("checkpoints", "record.json", "tensorboard", "wandb.jsonl")},
+    **{f"runs: {name}": ("runs", name) for name in ("rkd-seed0", "finetune-seed0", "recipe.toml", "other/checkpoints")},
     **{f"model: {name}": ("model", name) for name in ("model.json", "increment", "versions")},
 }
 
@@ -97,6 +98,7 @@ def test_nothing_behind_a_link_is_read_written_or_deleted(
         ),
         "reproduce": lambda: cli("reproduce", "tuning", "--scale", "small", "--runs", place, "--dry-run"),
         "run": lambda: cli("resume", place, "--log", "tensorboard"),
+        "runs": lambda: cli("run", "rkd", "finetune", "--data", "digits", "--out", place),
         "model": lambda: cli("learn", place, own),
     }
     done = commands[kind]()

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from edbl import EdblError, scratch, store
@@ -18,7 +16,9 @@ from edbl.app import begin
 from edbl.app import bundle as disk
 from edbl.app.learn import increment
 from edbl.app.settings import Request
+from edbl.cli import studies
 from edbl.engine.progress import Progress
+from edbl.fleet.many import HERE
 from edbl.nets import pretrained
 from edbl.report.runs import read_runs
 from edbl.serve.run import Server, Wanted
@@ -141,6 +141,16 @@ def test_what_a_killed_export_has_left_is_removed(tmp_path: Path, monkeypatch: p
     assert list((tmp_path / "temporary").glob("edbl-*")) == []
 
 
+def test_what_killed_runs_have_left_is_removed_where_nothing_is_to_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"{scratch.SCRATCH}left").mkdir()
+    (tmp_path / f"{scratch.SCRATCH}left" / store.LOCK).touch()
+    studies._make([], Shelf(tmp_path / "results"), tmp_path / "runs", 1, True, None, HERE)
+    assert list(tmp_path.glob("edbl-*")) == []
+
+
 Values = dict[str, Any]
 
 FORGED: dict[str, Callable[[Values], object]] = {
@@ -248,66 +258,3 @@ def test_a_version_that_cannot_be_opened_does_not_become_the_model(unfinished: P
     assert "is damaged" in found.err
     assert disk.read(model).version == 2
     assert cli("info", model).code == 0
-
-
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    """A model as a file."""
-    with served(tmp_path / "m", **NEW) as call:
-        assert call.form(f"{M}/teach?yes=true", *lesson({0: 3, 1: 3})).json["learnt"] == 6
-        (tmp_path / "m.onnx").write_bytes(call("GET", f"{M}/export").body)
-    return tmp_path / "m.onnx"
-
-
-def told(model: Any, key: str, value: str) -> None:
-    """Replace what a file says of itself."""
-    next(one for one in model.metadata_props if one.key == key).value = value
-
-
-def endless(model: Any) -> None:
-    """Let the last output come out of a loop without end."""
-    graph, flat, value = model.graph, helper.make_tensor_value_info, TensorProto.FLOAT
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["c"], ["d"]), helper.make_node("Identity", ["v"], ["w"])],
-        "body",
-        [flat("i", TensorProto.INT64, []), flat("c", TensorProto.BOOL, []), flat("v", value, None)],
-        [flat("d", TensorProto.BOOL, []), flat("w", value, None)],
-    )
-    for node in graph.node:
-        node.output[:] = ["before" if name == "sureness" else name for name in node.output]
-    graph.initializer.append(numpy_helper.from_array(np.array(2**60), "many"))
-    graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    graph.node.append(helper.make_node("Loop", ["many", "yes", "before"], ["sureness"], body=body))
-
-
-def elsewhere(model: Any) -> None:
-    """Let a tensor lie in a file beside the model."""
-    tensor = next(one for one in model.graph.initializer if one.data_type == TensorProto.FLOAT)
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="secret")
-
-
-ONNX: dict[str, tuple[Callable[[Any], None], str]] = {
-    "a loop": (endless, "it takes over 1 s"),
-    "another file": (elsewhere, "a part of it is in another file"),
-    "a huge input": (lambda m: told(m, "input", '{"height": 1e400, "width": 1}'), "is no model that"),
-    "half a character": (lambda m: told(m, "classes", '["\\ud800", "b"]'), "is no name of a class"),
-    "an escape": (lambda m: told(m, "classes", '["\\u001b[31m", "b"]'), "is no name of a class"),
-    "a class twice": (lambda m: told(m, "classes", '["a", "a"]'), "has a class twice"),
-    "classes by name": (lambda m: told(m, "classes", '{"a": 1}'), "no class"),
-    "a rate that is none": (lambda m: told(m, "unknown", '{"rate": NaN, "at_most": null}'), "its threshold is none"),
-}
-
-
-@pytest.mark.parametrize("name", ONNX)
-def test_a_forged_file_is_not_served(exported: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr("edbl.serve.exported.SLOWEST", 1.0)
-    monkeypatch.chdir(exported.parent)
-    (exported.parent / "secret").write_bytes(bytes(10_000))
-    change, why = ONNX[name]
-    model = onnx.load(exported)
-    change(model)
-    exported.write_bytes(model.SerializeToString())
-    with pytest.raises(EdblError, match=why):
-        Server(Wanted(exported, port=0))

@@ -39,10 +39,14 @@ def ready(out: Path) -> Mapping[str, Taker]:
     import edbl.fleet.many
     import edbl.serve.server
     import edbl.serve.taught
+    import edbl.tuning.results
+    from edbl.logs import logs
+    from edbl.tuning.storage import optuna
     from tests.campaign import bases, inputs, moments, server
 
     torch.set_num_threads(1)
-    assert all((matplotlib.font_manager, edbl.fleet.many, edbl.serve.server, edbl.serve.taught))
+    assert all((matplotlib.font_manager, edbl.fleet.many, edbl.serve.server, edbl.serve.taught, edbl.tuning.results))
+    assert all((optuna(), logs(["tensorboard"])))
     (out / "bases").mkdir(parents=True, exist_ok=True)
     bases.prepare(out / "bases")
     wanted = moments.Wanted(out)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from edbl.app import places
 from edbl.errors import EdblError
 from edbl.store import TEMPORARY
 from tests.campaign.child import Action, Child, Watch, command, die
@@ -38,11 +39,24 @@ stream.tasks = 2
 [candidates.two]
 options.temperature = 4.0
 """
+SEARCH = """sampler = "random"
+classifier = "nme"
+[settings]
+schedule.epochs = 1
+data.holdout = 0.3
+[space]
+optim.warmup = { low = 0, high = 2 }
+optim.kind = ["sgd"]
+schedule.lr = { low = 0.01, high = 0.1, log = true }
+"""
+TUNE = ["tune", "finetune", *SHORT, "--search", "space.toml", "--trials", 2,
+        "--out", "search"]  # fmt: skip
 QUICK = ["--backbone", "mlp", "--image-size", 8, "--device", "cpu", "--set", "data.augment=none",
          "--set", "schedule.epochs=3", "--set", "options.balance.epochs=2"]  # fmt: skip
 LEARN, MORE = ["learn", "model", "photos", *QUICK], ["learn", "model", "more", "--set", "checkpoint_seconds=0"]
 VOLATILE = {"date", "learnt", "refreshed", "seconds", "began"}  # what a model says of times
 ESTIMATOR = "saved"
+NOTED = (".cache", "edbl", "features", places.FOLDER)  # below the home
 OF_PYTORCH = "torchinductor_root"  # an empty folder that it makes where temporary files go
 
 
@@ -79,6 +93,11 @@ def write_study() -> None:
     Path("study.toml").write_text(STUDY)
 
 
+def write_search() -> None:
+    """Say what a search may try."""
+    Path("space.toml").write_text(SEARCH)
+
+
 def load_and_predict() -> None:
     """Do as a user of somebody's estimator does."""
     print(_classifier().load(ESTIMATOR).predict(vectors()[0]).tolist())
@@ -97,7 +116,11 @@ def prepare(folder: Path) -> None:
         "stopped": ("", [(command(*RUN), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "done": ("", [command(*RUN)]),
         "asked": ("", [write_study]),
+        "logged": ("", [(command(*RUN, "--log", "tensorboard"), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
+        "space": ("", [write_search]),
+        "searched": ("space", [command(*TUNE)]),
         "model": ("", [command(*LEARN)]),
+        "changed": ("model", [command(*MORE)]),
         "begun": ("model", [(command(*MORE), Watch(1, die, wanted="task-1-phase-0-epoch-2.json"))]),
         "first": ("", [(command(*LEARN, "--set", "checkpoint_seconds=0"), Watch(1, die, wanted="epoch-1.json"))]),
         "estimator": ("", [fit_and_save]),
@@ -138,9 +161,11 @@ def in_place(place: Path, action: Action) -> Action:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Return what is in a folder, in a few words for each path."""
+    """Return what is in a folder, in a few words for each path, but for where photos of a model lie: edbl notes it."""
     found = {}
     for path in sorted(folder.rglob("*")):
+        if path.parent.parts[-len(NOTED) :] == NOTED and path.suffix == ".json":
+            continue
         content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() and not path.is_symlink() else ""
         found[path.relative_to(folder).as_posix()] = f"{path.lstat().st_mode:o} {content}"
     return found

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import random
@@ -30,6 +31,8 @@ ODD: Sequence[Any] = (
     [None] * 9, [0] * 1000, {"a": {}}, {"": 0}, "NaN", "1e999", "given:x", "timm:x", "total=1e99", "per_class=0",
 )  # fmt: skip
 KINDS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "I8": 1, "BOOL": 1, "F8_E4M3": 1}
+EVENTS = ".tfevents"  # in the names of TensorBoard's files
+UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, EOFError)
 HUGE = 5 * 2**30  # bytes of a file with nothing in it
 
 
@@ -217,7 +220,29 @@ def odd_image(draw: Draw, data: bytes) -> bytes:
     return data[:12] + chunk + struct.pack(">I", zlib.crc32(chunk)) + data[33:]
 
 
+def odd_row(draw: Draw, data: bytes) -> bytes:
+    """Change a line of JSON, or which lines there are."""
+    rows = data.splitlines() or [b"{}"]
+    number, what = draw.randrange(len(rows)), draw.random()
+    if what < 0.6:
+        rows[number] = odd_value(draw, rows[number])
+    elif what < 0.8:
+        rows[number] = odd_json(draw, rows[number])
+    elif what < 0.9:
+        del rows[number]
+    else:
+        rows += draw.choice([[rows[number]] * 3, rows[number:], [rows[number]] * 100_001])
+    return b"\n".join(rows) + draw.choice([b"", b"\n"])
+
+
+def odd_event(draw: Draw, data: bytes) -> bytes:
+    """Say of the first event of a log that it is of another length."""
+    return struct.pack("<Q", draw.choice([0, 1, 2**20, 2**31, 2**63])) + data[8:]
+
+
 CHANGES: dict[str, Sequence[Change]] = {
+    ".jsonl": [odd_row, odd_row, odd_row, damaged],
+    EVENTS: [odd_event, damaged, damaged],
     ".json": [odd_value, odd_value, odd_value, odd_json, damaged],
     ".toml": [odd_line, odd_line, odd_line, damaged],
     ".npz": [odd_member, odd_member, odd_zip, damaged],
@@ -266,18 +291,25 @@ def replaced(draw: Draw, path: Path, outside: Path) -> str:
     return what
 
 
-def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
+def _form(path: Path) -> str:
+    """Return the key of what can be done to a file."""
+    return EVENTS if EVENTS in path.name else path.suffix
+
+
+def forge(draw: Draw, folder: Path, outside: Path, only: str = "*") -> tuple[str, bool]:
     """Do something to a folder, and return what, and whether its checksums are right all the same."""
-    files = sorted(path for path in folder.rglob("*") if path.suffix in CHANGES and path.is_file())
+    files = sorted(path for path in folder.rglob(only) if _form(path) in CHANGES and path.is_file())
     if not files:
         return "nothing more", True
     inner = sorted(path for path in folder.rglob("*") if path.is_dir())
     file, how = draw.choice(files), draw.random()
-    kind = file.suffix[1:]
+    kind = _form(file)[1:]
     if how < 0.04 and inner:
         place = draw.choice(inner)
-        shutil.move(place, outside / place.name)
-        place.symlink_to(outside / place.name)
+        end = outside / f"{place.name} of theirs"
+        shutil.rmtree(end, ignore_errors=True)
+        shutil.move(place, end)
+        place.symlink_to(end)
         return "folder linked", False
     if how < 0.06:
         link = folder / draw.choice([LOCK, ".x.tmp", "views", "z"])
@@ -286,11 +318,11 @@ def forge(draw: Draw, folder: Path, outside: Path) -> tuple[str, bool]:
         return "link added", False
     if how < 0.16:
         return f"{kind}: {replaced(draw, file, outside)}", False
-    change = draw.choice(CHANGES[file.suffix])
+    change = draw.choice(CHANGES[_form(file)])
     content = file.read_bytes()
     try:
         file.write_bytes(change(draw, content))
-    except (ValueError, LookupError, TypeError, struct.error, zipfile.BadZipFile, OverflowError, RecursionError):
+    except (*UNREADABLE, struct.error, zipfile.BadZipFile, zlib.error, lzma.LZMAError):
         file.write_bytes(damaged(draw, content))  # it was forged before
     if change is not damaged:
         sign(file.with_suffix(".json"))

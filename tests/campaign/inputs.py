@@ -19,10 +19,11 @@ from typing import Any
 from edbl.cli import terminal
 from tests.campaign import bases
 from tests.campaign.child import Action, Child, command
-from tests.campaign.forging import ESCAPE, OUTSIDE, Draw, damaged, forge, odd_image, replaced
+from tests.campaign.forging import ESCAPE, OUTSIDE, Draw, damaged, forge, odd_image, odd_line, replaced
 
 BATCH = 20  # inputs of a case, which one process takes
 SLOW, LARGE = 10.0, 2**30  # seconds of its processor, and bytes beyond what the process had, that an input may take
+OTHERS = (OUTSIDE, "photos", "more", "home")  # folders that are not to be touched
 TRAP = "open({!r}, 'w').close()\n"  # what a file would do that must not run
 
 
@@ -33,6 +34,7 @@ class Input:
     base: str
     own: str  # the folder in it that is the stranger's
     actions: Sequence[Sequence[object] | Callable[[], object]]
+    only: str = "*"  # names of files that are forged
 
 
 READERS: Sequence[tuple[int, Input]] = (  # how often, and what
@@ -44,7 +46,18 @@ READERS: Sequence[tuple[int, Input]] = (  # how often, and what
     (1, Input("model", "model", [["rename", "model", "digit 1", "one"], ["predict", "model", "more", "--csv"]])),
     (3, Input("begun", "model", [["learn", "model"], ["info", "model"]])),
     (2, Input("first", "model", [["learn", "model"], ["learn", "model", "--discard"]])),
+    (1, Input("changed", "model", [["undo", "model"], ["history", "model"], ["info", "model"]])),
+    (2, Input("searched", "search", [bases.TUNE])),
+    (1, Input("searched", "search", [bases.TUNE], "*.jsonl")),
+    (1, Input("stopped", "run", [["watch", "run", "--once"]], "pulse.json")),
+    (1, Input("logged", "run", [["resume", "run", "--log", "tensorboard"]], "*tfevents*")),
     (2, Input("estimator", "saved", [bases.load_and_predict, bases.load_and_learn])),
+)
+TEXTS: Sequence[tuple[str, str, Sequence[object]]] = (  # a base, its file that is forged, and what is given
+    ("stopped", "run/recipe.toml", ["run", "--recipe", "./own.toml", "--out", "made"]),
+    ("stopped", "run/recipe.toml", ["run", "--recipe", "./own.toml", "--out", "made"]),
+    ("space", "space.toml", ["tune", "rkd", *bases.SHORT, "--search", "own.toml", "--trials", 1, "--out", "made"]),
+    ("asked", "study.toml", ["study", "own.toml", "--dry-run"]),
 )
 HTML, ONNX = 0.01, 0.01  # shares of inputs that are seen through a page, or a graph, to which that takes seconds
 
@@ -57,7 +70,7 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         _copy(place, one.base)
         what, signed = "", True
         for _ in range(draw.choice([1, 1, 1, 2])):
-            more, right = forge(draw, place / one.own, place / OUTSIDE)
+            more, right = forge(draw, place / one.own, place / OUTSIDE, one.only)
             what, signed = f"{what} and {more}" if what else more, signed and right
         actions = list(one.actions)
         if one.own == "run" and draw.random() < HTML:
@@ -69,17 +82,16 @@ def given(draw: Draw, place: Path) -> tuple[str, bool, Sequence[Sequence[object]
         _copy(place, "nothing")
         return "options", True, [_options(draw)]
     if kind < 0.93:
-        _copy(place, "stopped")
-        text = (place / "run" / "recipe.toml").read_bytes()
-        from tests.campaign.forging import odd_line
-
+        base, name, words = draw.choice(TEXTS)
+        _copy(place, base)
+        text = (place / name).read_bytes()
         for _ in range(draw.choice([1, 1, 3])):
             with suppress(UnicodeDecodeError, IndexError):
                 text = odd_line(draw, text)
         if draw.random() < 0.2:
             text = damaged(draw, text)
         (place / "own.toml").write_bytes(text)
-        return "recipe", True, [["run", "--recipe", "./own.toml", "--out", "made"]]
+        return f"recipe, {words[0]}", True, [words]
     _copy(place, "model")
     photos: list[Path] = sorted((place / "more").rglob("*.png"))
     for path in draw.sample(photos, 3):
@@ -163,9 +175,9 @@ def _take(number: int, seed: int, place: Path, start: int, only: int | None) -> 
 
 def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callable[[], object]]) -> dict[str, Any]:
     """Give commands to an input, and return how they ended and what is wrong with that."""
-    mine = {name: bases.tree(folder / name) for name in (OUTSIDE, "photos", "more", "home")}
+    mine = {name: bases.tree(folder / name) for name in OTHERS}
     said, wrong, codes, most, bases_of = [], [], [], (0.0, 0), folder.parent.parent / "bases"
-    show, was_done = terminal.show_runs, (folder / "run" / "features.npz").exists()
+    show = terminal.show_runs
     for action in actions:
         words = [] if callable(action) else [str(word) for word in action]
         terminal.show_runs = show if words[:1] == ["report"] else say_nothing
@@ -176,11 +188,11 @@ def _end(folder: Path, forged: bool, actions: Sequence[Sequence[object] | Callab
         wrong += faults(code, out, (0, 2))
         wrong += [f"{seconds:.0f} s"] if seconds > SLOW else []
         wrong += [f"{memory >> 20} MB"] if memory > LARGE else []
-        if words[:1] == ["resume"] and code == 0 and not forged and not was_done:
+        if words[:1] == ["resume"] and action is actions[0] and code == 0 and not forged:  # it was not done before
             right = bases.result(bases_of / "done" / "run")
             wrong += ["another result"] if bases.result(folder / "run") != right else []
     terminal.show_runs = show
-    for page in folder.glob("**/report.html"):
+    for page in folder.glob("**/*.html"):
         wrong += ["control character in a page"] if controls(page.read_text()) else []
     wrong += [f"touched {name}" for name, before in mine.items() if bases.tree(folder / name) != before]
     told = "\n---\n".join(said)

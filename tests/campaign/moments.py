@@ -50,6 +50,7 @@ WORKS = {
         Work("learn on", "begun", ["learn", "model"], "model", codes=(0, 2)),
         Work("forget", "model", ["forget", "model", "digit 1"], "model", codes=(0, 2)),
         Work("rename", "model", ["rename", "model", "digit 1", "one"], "model", codes=(0, 2)),
+        Work("undo", "changed", ["undo", "model", "--to", 1], "model", codes=(0, 2)),
         Work("save", "estimator", partial(bases.fit_and_save, 2), "saved"),
     )
 }
@@ -58,6 +59,7 @@ LONG = {
     for work in (
         Work("several runs", "nothing", bases.MANY, "runs"),
         Work("sweep", "asked", bases.SWEEP, "results"),
+        Work("search", "space", bases.TUNE, "search"),
         Work("export", "model", ["export", "model", "model.onnx"], "model"),
         Work("table", "done", ["report", "run", "--out", "run/run.csv"], "run"),
         Work("page", "done", ["report", "run"], "run"),
@@ -69,7 +71,7 @@ ALL = {**WORKS, **LONG}
 def results(place: Path, work: Work) -> Any:
     """Return what a work has come to."""
     own = place / work.own
-    if work.own in ("runs", "results"):
+    if work.own in ("runs", "results", "search"):
         return [bases.result(record.parent) for record in sorted(own.rglob("record.json"))]
     return bases.result(own)
 
@@ -132,7 +134,7 @@ def _after(place: Path, work: Work, wanted: Any) -> list[str]:
 
 
 def _later() -> None:
-    """Let what killed writers of a page or table left be as old as it must be to go."""
+    """Let what killed processes left be as old as it must be to go."""
     store.ABANDONED = 0
 
 
@@ -145,7 +147,7 @@ def _ended(place: Path, kind: str, what: str, wrong: Sequence[str], out: str) ->
 
 
 def _work(draw: random.Random) -> Work:
-    return draw.choice(list(LONG.values()) if draw.random() < 0.02 else list(WORKS.values()))
+    return draw.choice(list(LONG.values()) if draw.random() < 0.03 else list(WORKS.values()))
 
 
 def _moment(draw: random.Random, number: int, wanted: Wanted, work: Work, what: Action) -> tuple[str, Action, float]:

@@ -18,6 +18,7 @@ from edbl.app.photos import Photo
 from edbl.app.predict import PART, UNKNOWN, Prediction, Predictor
 from edbl.app.settings import Request
 from edbl.data.decoding import Decoded, squared
+from edbl.ending import all_of
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
 from edbl.text import class_name
@@ -124,17 +125,18 @@ def _to_learn(images: Any, labels: Sequence[str] | None) -> tuple[list[Any], lis
     if isinstance(images, Mapping):
         if labels is not None:
             raise EdblError("images are given by class already; leave out labels")
-        return [], [_photo(one, name, k) for k, (name, one) in enumerate((n, i) for n in images for i in images[n])]
+        pairs = [(name, one) for name in images for one in all_of(images[name])]
+        return [], [_photo(one, name, k) for k, (name, one) in enumerate(pairs)]
     one = isinstance(images, str | PathLike)
     if labels is None:
-        folders = [images] if one else list(_listed(images))
+        folders = [images] if one else _listed(images)
         if not all(isinstance(folder, str | PathLike) for folder in folders):
             raise EdblError("images need labels: the name of the class of each")
         return folders, []
-    every = list(_listed(images))
-    if len(every) != len(labels) or isinstance(labels, str):
-        raise EdblError(f"there are {len(every):,} images and {len(labels):,} labels; give one for each")
-    return [], [_photo(one, name, k) for k, (one, name) in enumerate(zip(every, labels, strict=True))]
+    found, named = _listed(images), all_of(labels)
+    if len(found) != len(named) or isinstance(labels, str):
+        raise EdblError(f"there are {len(found):,} images and {len(named):,} labels; give one for each")
+    return [], [_photo(one, name, k) for k, (one, name) in enumerate(zip(found, named, strict=True))]
 
 
 def _photo(given: Any, name: object, number: int) -> Photo:
@@ -145,14 +147,14 @@ def _photo(given: Any, name: object, number: int) -> Photo:
     return Photo(Path(str(number)), class_name(name), _image(given))
 
 
-def _listed(images: Any) -> Sequence[Any]:
+def _listed(images: Any) -> list[Any]:
     """Return one image, or several, as several."""
     if isinstance(images, str | PathLike | Image.Image):
         return [images]
     if isinstance(images, np.ndarray):
         single = images.ndim == 2 or (images.ndim == 3 and images.shape[2] in (3, 4))
         return [images] if single else list(images)
-    return list(images)
+    return all_of(images)
 
 
 def _image(given: Any) -> Image.Image:

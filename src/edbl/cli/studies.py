@@ -207,7 +207,9 @@ def _make(
     """Run what is missing of the plans, batch by batch, and keep it."""
     from edbl.fleet.jobs import Job
     from edbl.fleet.many import run_many, side_by_side
+    from edbl.scratch import tidy
 
+    tidy()  # where nothing is left to run, too
     plans = {runs / plan.folder: plan for batch in batches for plan in batch if not shelf.has(plan.recipe)}
 
     def done(job: Job) -> None:

@@ -1,6 +1,7 @@
 """One image, from a file or from bytes, as a square of 8-bit pixels. Nothing here needs PyTorch."""
 
 import hashlib
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
@@ -58,7 +59,9 @@ def decode(path: Path, size: int, draft: bool = False, linear: bool = False) -> 
     not quite the same pixels. It is scaled by cubic interpolation, or by ``linear`` one, which takes half the time.
     """
     try:
-        if not path.stat().st_size:
+        if not stat.S_ISREG((found := path.stat()).st_mode):  # a pipe would be waited for
+            raise _BadImage("not a regular file")
+        if not found.st_size:
             raise _BadImage("empty file")
         with Image.open(path, formats=_formats(path)) as image:
             return _decoded(image, size, draft, MAX_PIXELS, linear)

@@ -10,6 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from edbl.data.images import Dataset, Images
+from edbl.ending import all_of
 from edbl.errors import EdblError
 from edbl.seeds import Seeds
 
@@ -46,7 +47,7 @@ def as_dataset(given: object, name: str = NAME) -> Dataset:
     else:
         raise EdblError(f"{name} cannot be read from {_kind(given)}; give {WANTED}")
     for part, what in zip(parts, whats, strict=True):
-        if part.y.shape != part.x.shape[:1]:
+        if part.y.ndim != 1 or part.y.shape != part.x.shape[:1]:
             raise EdblError(
                 f"{what} are {list(part.x.shape)} with labels {list(part.y.shape)}; give one label for each"
             )
@@ -140,7 +141,7 @@ def _read(data: Any, what: str) -> _Part:
     """Read all images and labels of a data set."""
     if not hasattr(data, "__len__") or not hasattr(data, "__getitem__") or isinstance(data, np.ndarray | Tensor | str):
         raise EdblError(f"{what} cannot be read from {_kind(data)}; give {WANTED}")
-    items = list(_items(data, what))
+    items = all_of(_items(data, what))
     images = [image for image, _ in items]
     for image, (again, _) in zip(images[:TWICE], _items(data, what), strict=False):
         if not np.array_equal(again, image):

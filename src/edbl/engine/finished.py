@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from edbl.data import datasets
+from edbl.data.download import at_home
 from edbl.engine.prepare import of_data
 from edbl.errors import EdblError
 from edbl.methods import find_method, methods
@@ -17,8 +18,8 @@ SLOW = "imagenet"  # what the names of data sets begin with that are decoded bef
 def check_finished(folder: Path, record: Record, data_dir: Path | None) -> None:
     """Refuse a record that is not of its recipe or its data.
 
-    Data are read where edbl has them by name and they are here; those of a folder, of a file with code and of
-    ImageNet are not, as that takes minutes or runs code.
+    Data are read where they are here: those that edbl has by name, but for ImageNet, which takes minutes, those of a
+    folder, and those of a file with code if that was named, for it runs.
     """
     try:
         file = flat(read_toml(folder / RECIPE))
@@ -28,12 +29,24 @@ def check_finished(folder: Path, record: Record, data_dir: Path | None) -> None:
     if any(_plain(file.get(key)) != _plain(said.get(key)) for key in {*file, *said} - {COMPLETE, *HOW}):
         raise EdblError(f"{folder / RECIPE} is not the recipe of the record beside it; make the run anew")
     _compare(folder, record, _of_recipe(said))
-    if record.data in datasets.DATASETS and not record.data.startswith(SLOW) and not said.get("stream.given"):
-        try:
-            wanted = of_data(Recipe.read(folder / RECIPE), data_dir)
-        except EdblError:  # the data are not here, or the recipe is that of an older edbl or names a file with code
+    if record.data.startswith(SLOW):
+        return
+    try:
+        recipe = Recipe.read(folder / RECIPE)
+    except EdblError:  # it is that of an older edbl, or names a file with code
+        return
+    why = ""
+    try:
+        wanted = of_data(recipe, data_dir)
+    except EdblError as error:
+        if not (datasets.is_folder(record.data) and at_home(Path(record.data)).is_dir()):  # the data are not here
             return
-        _compare(folder, record, wanted)
+        wanted, why = {}, f": {str(error).splitlines()[0]}"
+    if wanted.get("data_fingerprint") != record.data_fingerprint:
+        raise EdblError(
+            f"the images of {record.data} are not those of run {folder}{why}\nput those back, or use another folder"
+        )
+    _compare(folder, record, wanted)
 
 
 def _of_recipe(said: dict[str, object]) -> dict[str, object]:
@@ -55,5 +68,5 @@ def _compare(folder: Path, record: Record, wanted: dict[str, object]) -> None:
 
 
 def _plain(value: object) -> object:
-    """Return a value as JSON and TOML both have it."""
-    return json.loads(json.dumps(value))
+    """Return a value as JSON and TOML both have it; TOML alone has dates."""
+    return json.loads(json.dumps(value, default=str))

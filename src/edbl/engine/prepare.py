@@ -145,13 +145,13 @@ def of_data(recipe: Recipe, data_dir: Path | None) -> dict[str, object]:
     dataset = loaded(recipe, data_dir)
     if recipe.data.holdout:
         dataset = hold_out(dataset, recipe.data.holdout, recipe.seed)
-    order, sizes, _ = plan(recipe.stream, dataset, recipe.seed)
+    order, sizes, parts = plan(recipe.stream, dataset, recipe.seed)
     classes = [dataset.classes[number] for number in order]
     return {
         "classes": classes,
         "task_sizes": list(sizes),
         "phases": recipe.stream.number or len(sizes),
-        "data_fingerprint": fingerprint(dataset),
+        "data_fingerprint": fingerprint(dataset, parts if recipe.stream.given else ()),
     }
 
 

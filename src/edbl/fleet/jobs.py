@@ -11,7 +11,9 @@ from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.fleet import starts
 from edbl.logs import logs
+from edbl.logs.wandb import LINKED
 from edbl.recipe import RECIPE, Recipe
+from edbl.store import refuse_links
 
 TRIES = 3  # times that runs begin or go on, while processes are killed
 SHARING = 6  # runs that share a GPU
@@ -54,8 +56,10 @@ def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:
     """Return where each run goes: below ``out``, by method and seed, or a place of its own where that is not given.
 
     One alone goes to ``out`` itself, unless that has runs below it. If ``out`` is the folder of one of several, that
-    one stays there, and the others go below it.
+    one stays there, and the others go below it. A link below it is refused: it would lead runs out of it.
     """
+    if out and (len(recipes) > 1 or runs_in(out)):
+        refuse_links(out, but=LINKED)
     own = Recipe.read(out / RECIPE) if out and len(recipes) > 1 and (out / records.RECORD).exists() else None
     if own and own not in recipes:
         raise EdblError(f"output folder {out} is that of one run, none of these; use another one for several")

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urlencode, urlsplit
 
+from edbl.ending import all_of
 from edbl.errors import EdblError
 
 # A file, the bytes of one, or an image of Pillow.
@@ -153,7 +154,7 @@ class Connected:
             given = [(one, str(name)) for name, some in images.items() for one in _listed(some)]
         else:
             every = _listed(images)
-            names = [labels] * len(every) if isinstance(labels, str) else list(labels or [])
+            names = [labels] * len(every) if isinstance(labels, str) else all_of(labels or [])
             if len(names) != len(every):
                 raise EdblError(f"there are {len(every):,} images and {len(names):,} labels; give one for each")
             given = list(zip(every, names, strict=True))
@@ -347,7 +348,7 @@ def _added(total: Lesson, more: dict[str, Any]) -> Lesson:
 
 def _listed(images: Any) -> list[Any]:
     single = isinstance(images, str | bytes | PathLike) or hasattr(images, "save")
-    return [images] if single else list(images)
+    return [images] if single else all_of(images)
 
 
 def _file(given: Any) -> tuple[str, bytes]:
@@ -357,6 +358,8 @@ def _file(given: Any) -> tuple[str, bytes]:
     if isinstance(given, str | PathLike):
         path = Path(given)
         try:
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise EdblError(f"cannot read {path}: it is not a regular file")
             return path.name, path.read_bytes()
         except OSError as error:
             raise EdblError(f"cannot read {path}: {error.strerror}") from error

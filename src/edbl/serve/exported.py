@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edbl.errors import EdblError
+from edbl.serve.declared import check
 from edbl.serve.held import Said, Shown
 from edbl.serve.limits import Limits
 from edbl.serve.model import Served, Values
@@ -21,8 +21,11 @@ from edbl.text import is_class_name
 FORMAT = "1"
 LARGEST = 2**31  # bytes of a file
 SLOWEST = 10.0  # seconds of one photo, after which its computation ends: a file may loop without end
-# The name of a file beside a model as protobuf has it, also with numbers of more bytes than they need.
-ELSEWHERE = re.compile(rb"(?:\x0a|\x8a\x80*\x00)(?:\x08|\x88\x80*\x00)location")
+# Most bytes that onnxruntime may have, beside three times those of the file, and about what a pixel of a photo takes:
+# as many photos are computed at once as have room.
+ROOM, PIXEL = 2**30, 2**10
+FULL = f"it needs over {ROOM >> 20:,} MB of memory beside what its file holds"
+SILENT = 4  # errors are raised; names in the file are not to be printed as they are
 OUTPUTS = ("probabilities", "cnn", "nme")
 
 
@@ -53,7 +56,8 @@ class Exported(Served):
             self._check()
         except (LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
             raise EdblError(f"'{file}' is no model that `edbl export` has written: {error}") from error
-        self._cores = ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="network")
+        at_once = min(os.cpu_count() or 1, max(1, ROOM // (PIXEL * self._size**2)))
+        self._cores = ThreadPoolExecutor(at_once, thread_name_prefix="network")
 
     def _check(self) -> None:
         """Run it once: it may come from anywhere."""
@@ -71,7 +75,7 @@ class Exported(Served):
         return self._size
 
     def ask(self, shown: Sequence[Shown]) -> Sequence[Shown]:
-        """Answer each photo in one thread, as many at a time as there are cores."""
+        """Answer each photo in one thread, as many at a time as there are cores and is room for."""
         for one, (scores, sure) in zip(shown, self._cores.map(self._answer, shown), strict=True):
             one.said = Said(1, self.names, scores, sure, self._at, self._rate)
         return shown
@@ -93,7 +97,7 @@ class Exported(Served):
         try:
             scores, sure = self._session.run([self._readout, "sureness"], {"images": image}, how)
         except Exception as error:  # of every kind, and none of them documented
-            why = f"it takes over {SLOWEST:g} s" if how.terminate else str(error).partition("\n")[0]
+            why = f"it takes over {SLOWEST:g} s" if how.terminate else _why(error)
             raise EdblError(f"the model cannot compute a photo: {why}") from error
         finally:
             clock.cancel()
@@ -131,7 +135,29 @@ class Exported(Served):
 def _options() -> Any:
     import onnxruntime
 
-    return onnxruntime.RunOptions()
+    how = onnxruntime.RunOptions()
+    how.log_severity_level = SILENT
+    return how
+
+
+def _why(error: Exception) -> str:
+    """Return in a line what onnxruntime says."""
+    text = str(error)
+    return FULL if "Available memory of" in text else text.partition("\n")[0]
+
+
+def _bound(options: Any, most: int) -> None:
+    """Let a session have so many bytes at most."""
+    import onnxruntime
+
+    kind = onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR
+    memory = onnxruntime.OrtMemoryInfo("Cpu", kind, 0, onnxruntime.OrtMemType.DEFAULT)
+    try:
+        onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg({"max_mem": most}))
+    except Exception as error:  # older versions keep the bound of the first file of a process
+        if "already" not in str(error):
+            raise
+    options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 def _opened(file: Path) -> tuple[Any, dict[str, str]]:
@@ -143,16 +169,17 @@ def _opened(file: Path) -> tuple[Any, dict[str, str]]:
     from edbl.store import read_file
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors alone
+    options.log_severity_level = SILENT
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = True
     try:
         data = read_file(file, LARGEST)
-        if ELSEWHERE.search(data):
-            raise ValueError("a part of it is in another file")
-        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+        check(data)
+        _bound(options, ROOM + 3 * len(data))
+        # What is constant is computed with the first photo, which has a time limit.
+        given = {"disabled_optimizers": ["ConstantFolding"], "enable_fallback": 0}  # the latter prints what is wrong
+        session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"], **given)
         return session, dict(session.get_modelmeta().custom_metadata_map)
     except OSError as error:
         raise EdblError(f"cannot read '{file}': {error.strerror}") from error
     except Exception as error:  # of every kind, and none of them documented
-        raise EdblError(f"'{file}' is no ONNX file that can be run: {str(error).partition(chr(10))[0]}") from error
+        raise EdblError(f"'{file}' is no ONNX file that can be run: {_why(error)}") from error
