@@ -19,8 +19,9 @@ from edbl.app.begin import had
 from edbl.nets import pretrained
 from edbl.serve.run import Server, Wanted
 from edbl.serve.staged import Staged
+from tests.backbones import Stand
 from tests.campaign.child import Child, Watch, die, nothing
-from tests.serving import Caller, Stand, lesson, multipart, picture
+from tests.serving import Caller, lesson, multipart, picture
 
 PATH = "/v1/models/m"
 STEPS = 12  # of a lesson

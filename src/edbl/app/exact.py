@@ -124,11 +124,12 @@ class Exact:
         self.changed |= set(names)
         labels = torch.tensor([number[name] for name in names])
         if isinstance(self.kept, Pooled):
-            self.kept = self.kept.add(self._halved(features), labels)
+            self.kept = self.kept.add(self.halved(features), labels)
         else:
             self.kept = self.kept.add(features, labels, ids_of(digests))
 
-    def _halved(self, features: Tensor) -> Tensor:
+    def halved(self, features: Tensor) -> Tensor:
+        """Return photos as the classifier takes them: what is kept is in half precision."""
         return self.vectors(features.half().double())
 
     def drop(self, name: str, digests: Sequence[str], features: Tensor | None = None) -> None:
@@ -139,7 +140,7 @@ class Exact:
         if isinstance(self.kept, Pooled):
             if features is None:
                 raise Unseen(name)
-            self.kept = self.kept.drop(self._halved(features), labels)
+            self.kept = self.kept.drop(self.halved(features), labels)
             return
         wanted, own = ids_of(digests), (self.kept.labels == label).nonzero().squeeze(1)
         same = (self.kept.ids[own].unsqueeze(0) == wanted.unsqueeze(1)).all(2)
@@ -225,7 +226,7 @@ class Exact:
         starts = range(0, len(labels), PART)
         with one_thread():
             parts = [
-                self._left_out(self._halved(features[k : k + PART]), labels[k : k + PART], digests[k : k + PART])
+                self._left_out(self.halved(features[k : k + PART]), labels[k : k + PART], digests[k : k + PART])
                 for k in starts
             ]
         scores, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("scores", "near"))
@@ -242,7 +243,7 @@ class Exact:
     def _pooled(self, kept: Pooled, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
         x, y = kept.means[:0], torch.zeros(0, dtype=torch.int64)
         if fresh:
-            x, y = self._halved(fresh[0]), torch.tensor([self.names.index(name) for name in fresh[1]])
+            x, y = self.halved(fresh[0]), torch.tensor([self.names.index(name) for name in fresh[1]])
         enough = int((kept.counts[y] > 1).sum()) >= ENOUGH
         answers, left_out = self._answers(x, y, [""] * len(x), [FIXED], None if enough else self.factor)
         if not enough and self.former is not None:
