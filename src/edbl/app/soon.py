@@ -15,7 +15,7 @@ from edbl.app.exact import Answers, Exact, LeftOut
 from edbl.nets.closed import Changed
 from edbl.nets.kept import Kept
 
-MOST = 600  # photos by which a solution is changed: more take about as long as another one
+MOST = 1200  # photos by which a solution is changed: more take nearly as long as another one
 
 
 @dataclass(frozen=True)
