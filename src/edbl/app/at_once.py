@@ -212,7 +212,7 @@ class AtOnce:
                 if made is not None:
                     self._write(made, fresh)
                 self._waiting = self._waiting[1:]
-                lessons.drop(self.folder, *([first.name] if self._waiting else lessons.names(self.folder)))
+                lessons.drop(self.folder, first.name)
                 self._follow()
 
         return write
@@ -285,14 +285,12 @@ class AtOnce:
     def _waits(self) -> list[Waits]:
         """Return the photos that wait; those of a process that was killed, too."""
         if not self._waiting and lessons.wait(self.folder):
-            width = self._found(disk.settle(self.folder)).exact.kept.means.shape[1]
-            self._waiting = [
-                Waits(name, _given(lesson, tensors), lesson.date)
-                for name, lesson, tensors in lessons.every(self.folder)
-                if len(tensors[FEATURES]) == width
-            ]
+            wanted = _wanted(self._found(disk.settle(self.folder)))
+            for name, lesson, tensors in lessons.every(self.folder, wanted):
+                self._waiting.append(Waits(name, _given(lesson, tensors), lesson.date))
             if not self._waiting:
-                lessons.drop(self.folder, *lessons.names(self.folder))
+                with store.lock(self.folder):
+                    lessons.tidy(self.folder, wanted)
         return self._waiting
 
     def _found(self, bundle: Bundle) -> Solved:
@@ -318,6 +316,13 @@ def _tensors(one: Given) -> dict[str, Tensor]:
     assert one.features is not None
     pixels = {} if one.pixels is None else {PIXELS: torch.from_numpy(one.pixels.copy())}
     return {FEATURES: one.features, **pixels}
+
+
+def _wanted(base: Solved) -> dict[str, Tensor]:
+    """Return tensors of the shapes and types that are written of a photo that waits."""
+    keep, size = base.bundle.settings.keep, base.bundle.settings.image_size
+    pixels = {PIXELS: torch.empty(3, size, size, dtype=torch.uint8)} if keep == "photos" else {}
+    return {FEATURES: torch.empty(base.exact.kept.means.shape[1], dtype=torch.float16), **pixels}
 
 
 def _given(lesson: Lesson, tensors: Mapping[str, Tensor]) -> Given:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from edbl import store
+from edbl.data.decoding import digest
 from edbl.errors import EdblError, command
 from edbl.text import is_class_name
 
@@ -56,11 +56,14 @@ def add(folder: Path, lesson: Lesson, tensors: Mapping[str, Tensor]) -> str:
     return name
 
 
-def every(folder: Path) -> Iterator[tuple[str, Lesson, Mapping[str, Tensor]]]:
-    """Yield all that wait, in order, by name; what somebody else has put there is left aside."""
+def every(folder: Path, wanted: Mapping[str, Tensor]) -> Iterator[tuple[str, Lesson, Mapping[str, Tensor]]]:
+    """Yield all that wait, in order, by name, with tensors of the shapes and types ``wanted``.
+
+    What a writer that was killed has left, or a stranger, is left aside.
+    """
     for name in names(folder):
         found = store.find(_place(folder), name, Lesson)
-        if found and DIGEST.fullmatch(found[0].digest) and is_class_name(found[0].label) and _fits(found[1]):
+        if found and _fits(*found, wanted):
             yield name, *found
 
 
@@ -80,13 +83,20 @@ def names(folder: Path) -> list[str]:
     return sorted({one[1] for one in found if one})
 
 
-def _fits(tensors: Mapping[str, Tensor]) -> bool:
-    x, pixels = tensors.get(FEATURES), tensors.get(PIXELS)
-    return (
-        x is not None
-        and (x.ndim, x.dtype) == (1, torch.float16)
-        and (pixels is None or (pixels.ndim, pixels.dtype) == (3, torch.uint8))
-    )
+def tidy(folder: Path, wanted: Mapping[str, Tensor]) -> None:
+    """Remove what is left aside of a model that is locked."""
+    drop(folder, *{*names(folder)} - {name for name, *_ in every(folder, wanted)})
+
+
+def _fits(lesson: Lesson, tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
+    try:
+        store.check_tensors(tensors, wanted)
+    except ValueError:
+        return False
+    pixels = tensors.get(PIXELS)
+    same = pixels is None or digest(pixels.numpy()) == lesson.digest
+    finite = bool(tensors[FEATURES].isfinite().all())
+    return same and finite and bool(DIGEST.fullmatch(lesson.digest)) and is_class_name(lesson.label)
 
 
 def _place(folder: Path) -> Path:
