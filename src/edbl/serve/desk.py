@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from starlette.background import BackgroundTask
@@ -96,8 +96,11 @@ class Desk:
         return result
 
     async def work(self, model: Served, work: Callable[[], T]) -> T:
-        """Do work that changes nothing and takes long: it has its turn among changes, as it needs what they need."""
-        return await self._in(self._writer, model, _after(model, work))
+        """Do work that changes nothing and takes long: it has its turn among changes, as it needs what they need.
+
+        What was put off is done before, where it can be.
+        """
+        return await self._in(self._writer, model, _after(model, work, EdblError, OSError))
 
     async def make(self, work: Callable[[], T]) -> T:
         """Make a model."""
@@ -169,9 +172,10 @@ class Desk:
         self.shelf.close()
 
 
-def _after(model: Served, work: Callable[[], T]) -> Callable[[], T]:
+def _after(model: Served, work: Callable[[], T], *pardoned: type[Exception]) -> Callable[[], T]:
     def both() -> T:
-        model.finish()
+        with suppress(*pardoned):
+            model.finish()
         return work()
 
     return both
