@@ -166,45 +166,42 @@ class AtOnce:
 
         None where it takes a solution: of several photos, of one that the model has, or without a solution in memory.
         """
-        base, found, one = self._last, self.now, given[0]
-        if len(given) != 1 or base is None or base.left is None or found is None or one.features is None:
-            return None
-        if len(found.sooner) != len(self._waiting):
+        found, one = self.now, given[0]
+        if len(given) != 1 or found is None or one.features is None:
             return None
         while (sooner := found.sooner.more(one.features, one.label)) is None and self._waiting:
             self.finish(0)
             found = self.now or found
         if sooner is None or any(one.digest in known.photos for known in found.bundle.classes):  # across two, at worst
             return None
-        inputs_of(base.bundle.settings).check()
+        if self._last is None or self._last.left is None or len(found.sooner) != len(self._waiting):
+            return None
+        inputs_of(found.bundle.settings).check()
         told = found.sooner.told(one.features, one.digest, one.label, found.answers)
-        if told is not None and not yes and (doubts := _named(base.left, told, found.bundle.names, [one])):
+        if told is not None and not yes and (doubts := _named(self._last.left, told, found.bundle.names, [one])):
             return Learnt(found.bundle, doubts=doubts)
+        date = now()
+        then = self._with(found, sooner, one, date)
         with store.lock(self.folder):
-            if (
-                disk.begun(self.folder)
-                or found.file != file_of(self.folder)
-                or (lessons.wait(self.folder) and not self._waiting)
-            ):
+            others = lessons.wait(self.folder) and not self._waiting
+            if disk.begun(self.folder) or others or found.file != file_of(self.folder):
                 return None
-            waits = Waits("", one, now())
-            name = lessons.add(self.folder, Lesson(one.digest, one.label, one.file, waits.date), _tensors(one))
-            self._now = self._with(found, sooner, waits)
-            self._waiting.append(replace(waits, name=name))
-        return Learnt(self._now.bundle, 1)
+            name = lessons.add(self.folder, Lesson(one.digest, one.label, one.file, date), _tensors(one))
+            self._waiting.append(Waits(name, one, date))
+            self._now = then
+        return Learnt(then.bundle, 1)
 
     def ahead(self) -> Callable[[], None] | None:
         """Solve with the first photo that waits, and return what makes that the next version; None if none waits."""
-        waiting = self._waits()
-        if not waiting:
+        if not self._waiting:
             return None
-        first, base = waiting[0], self._found(disk.settle(self.folder))
+        first, base = self._waiting[0], self._found(disk.settle(self.folder))
         fresh, moved, *_ = _sorted(base.bundle, [first.given], relabel=False)
         started = time.monotonic()
         made = self._solve(base, base.bundle.settings, fresh, moved, first.date, started)[0] if fresh else None
 
         def write() -> None:
-            if self._waiting[:1] != [first]:
+            if not self._waiting or self._waiting[0] is not first:
                 return
             with disk.locked(self.folder) as found:
                 if found is None or _key(found) != _key(base.bundle) or found.version != base.bundle.version:
@@ -220,7 +217,7 @@ class AtOnce:
     def finish(self, seconds: float = math.inf) -> int:
         """Make versions of all photos that wait, or of at least one for some ``seconds``; return how many it made."""
         end, number = time.monotonic() + seconds, 0
-        while (not number or time.monotonic() < end) and (write := self.ahead()) is not None:
+        while (not number or time.monotonic() < end) and self._waits() and (write := self.ahead()) is not None:
             write()
             number += 1
         return number
@@ -271,14 +268,14 @@ class AtOnce:
             sooner = found.sooner.more(one.given.features, one.given.label)
             if sooner is None:
                 break
-            found = self._with(found, sooner, one)
+            found = self._with(found, sooner, one.given, one.date)
         self._now = found
 
-    def _with(self, found: Now, sooner: Sooner, one: Waits) -> Now:
+    def _with(self, found: Now, sooner: Sooner, one: Given, date: str) -> Now:
         """Return what is answered by with one more photo."""
         before, scores = found.bundle, found.bundle.history[-1].scores
         scores = {name: scores.get(name, Score(0, 0)) for name in sooner.names}
-        made = _described(before.settings, before, scores, [one.given], {}, 0.0, one.date)
+        made = _described(before.settings, before, scores, [one], {}, 0.0, date)
         made.parent, made.version = before.version, 1 + max([before.version, *disk.versions(self.folder)])
         return Now(made, sooner.answers(), sooner, found.file)
 
