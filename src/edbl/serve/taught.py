@@ -36,6 +36,7 @@ from edbl.serve.staged import Staged, Waiting
 from edbl.serve.updates import Updates
 
 STOPPING = 10.0  # seconds that an update may take to end when the server does
+LAST = 2.0  # seconds in which photos that are answered by already are then still learnt
 USUAL = 1024  # pixels of a side of the photos that a new model may expect
 
 
@@ -70,8 +71,9 @@ class Taught(Learning):
         self.settings  # noqa: B018 - what cannot be is said now
         if disk.exists(folder):
             self._drop_known()
-            if lessons.wait(folder):  # a server was killed
-                self._at_once.finish()
+            if lessons.wait(folder):  # a server was killed, or another one is at it
+                with suppress(EdblError, OSError):
+                    self._at_once.finish()
 
     @property
     def settings(self) -> Settings:
@@ -417,7 +419,7 @@ class Taught(Learning):
         """Stop an update, and write what saves work the next time."""
         self._updates.stop(STOPPING)
         with suppress(EdblError, OSError):  # what is left waits on the disk
-            self._at_once.finish(STOPPING)
+            self._at_once.finish(LAST)
         self._at_once.save_sums()
 
     def _words(self, error: EdblError | OSError) -> str:
