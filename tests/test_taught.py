@@ -35,7 +35,7 @@ from edbl.nets.pretrained import CPU
 from edbl.nets.sure import threshold
 from tests.backbones import Pool, StandIn
 from tests.conftest import Cli
-from tests.photos import write_digits
+from tests.photos import rewrite, write_digits
 from tests.test_bundle import referenced, writes
 from tests.vectors import seeded
 
@@ -437,6 +437,19 @@ def test_onnx_agrees_on_every_image(folders: list[Path], tmp_path: Path, cli: Cl
     np.testing.assert_allclose(scores.max(1), [line["classes"][0]["score"] for line in lines], atol=2e-3)
     assert (sure <= limit["at_most"]).tolist() == [line["unknown"] for line in lines]
     assert any(line["unknown"] for line in lines)
+
+
+def test_responses_want_what_bends_them(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, *folders, *OPTIONS, "--method", "ridge")
+    tensors = entries.tensors_of(model, "model", store.read(model).weights)
+    before = probabilities(model)[0]
+    rewrite(model / store.MODEL, lambda values: None, {**tensors, "link": torch.ones(3).double()})
+    assert "'link' is not that of its method" in cli("predict", model, folders[0]).err
+    del tensors["link"]  # as models had none once
+    rewrite(model / store.MODEL, lambda values: None, tensors)
+    assert torch.equal(probabilities(model)[0].argmax(1), before.argmax(1))
+    assert not torch.equal(probabilities(model)[0], before)
 
 
 def test_what_is_told_apart_with_ease_can_be_exported(tmp_path: Path, cli: Cli) -> None:

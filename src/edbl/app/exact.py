@@ -20,7 +20,7 @@ from edbl.app.description import DIGITS, Bundle, Known, Score, Settings
 from edbl.errors import EdblError
 from edbl.methods import find_method
 from edbl.methods.closed import ClosedForm, one_thread
-from edbl.nets.closed import SHRINKAGES, Closed, Form, fitted, rooted
+from edbl.nets.closed import SHRINKAGES, Closed, Form, fitted, linked, rooted
 from edbl.nets.kept import Kept, united
 from edbl.nets.pooled import Pooled
 from edbl.nets.sure import Sure, nearness
@@ -31,6 +31,7 @@ FIXED = 0.7  # shrinkage where no sample can be left out
 PART = 2000  # photos that are left out at a time
 ENOUGH = 20  # photos of an update by which probabilities are calibrated where nothing is kept
 TENSORS = ("weight", "bias", *(f"sure.{name}" for name in Sure._fields))  # of `Answers`
+LINK = "link"  # of those whose form is bent
 
 
 class Answers(NamedTuple):
@@ -41,17 +42,19 @@ class Answers(NamedTuple):
     sure: Sure
     confidence: Callable[[Tensor], Tensor]
     vectors: Callable[[Tensor], Tensor]
+    link: Tensor | None  # [2], of `linked`
 
     @torch.no_grad()
     def __call__(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of each class, ``[n, classes]``, and how sure it is that one of them is right."""
         x = self.vectors(features.double())
         logits = x @ self.weight.T + self.bias
-        return logits.softmax(1), self.sure(self.confidence(logits), x)
+        return linked(logits, self.link).softmax(1), self.sure(self.confidence(logits), x)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all as named tensors."""
-        return dict(zip(TENSORS, (self.weight, self.bias, *self.sure), strict=True))
+        link = {} if self.link is None else {LINK: self.link}
+        return dict(zip(TENSORS, (self.weight, self.bias, *self.sure), strict=True)) | link
 
 
 class LeftOut(NamedTuple):
@@ -238,7 +241,7 @@ class Exact:
         assert self.found is not None
         rows = (self.kept.counts[y] > 1).nonzero().squeeze(1)
         x, y, own = x[rows], y[rows], [digests[row] for row in rows.tolist()]
-        return LeftOut(self.found.logits(x, y), y, own, nearness(self.kept.classes, x, y))
+        return LeftOut(linked(self.found.logits(x, y), self.found.link), y, own, nearness(self.kept.classes, x, y))
 
     def _pooled(self, kept: Pooled, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
         x, y = kept.means[:0], torch.zeros(0, dtype=torch.int64)
@@ -264,8 +267,8 @@ class Exact:
         x, y = x[found.judged], y[found.judged]
         near = nearness(classes, x, y)
         sure = Sure.of(self.form.confidence, found, classes.means, x, y, near)
-        answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
-        return answers, LeftOut(found.left_out, y, own, near)
+        answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors, found.link)
+        return answers, LeftOut(linked(found.left_out, found.link), y, own, near)
 
     def tensors(self, answers: Answers) -> dict[str, Tensor]:
         """Return what is to be saved with the model itself."""
@@ -317,8 +320,11 @@ def answers(contents: Contents) -> Answers:
     wanted = [(number, width), (number,), (number, width), (2,), (2,), (sure[3].numel(),)]
     if [tuple(one.shape) for one in (weight, bias, *sure)] != wanted:
         raise ValueError("its tensors are of other shapes")
+    link = contents.tensors.get(LINK)  # models made before there was one answer as they did
+    if link is not None and (not form.form.bent or link.shape != (2,)):
+        raise ValueError(f"tensor '{LINK}' is not that of its method")
     every = [one.double() for one in (weight, bias, *sure)]
-    return Answers(every[0], every[1], Sure(*every[2:]), form.form.confidence, form.vectors)
+    return Answers(every[0], every[1], Sure(*every[2:]), form.form.confidence, form.vectors, link)
 
 
 def _sized(blank: Mapping[str, Tensor], classes: int) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from edbl.app.exact import Answers, Exact, LeftOut
-from edbl.nets.closed import Changed
+from edbl.nets.closed import Changed, linked
 from edbl.nets.kept import Kept
 
 MOST = 1200  # photos by which a solution is changed: more take nearly as long as another one
@@ -86,4 +86,5 @@ class Sooner:
         if name not in self.names:
             return None
         x, y = self.exact.halved(features.unsqueeze(0)), torch.tensor([self.names.index(name)])
-        return LeftOut(x @ answers.weight.T + answers.bias, y, [digest], F.cosine_similarity(x, self.means[y]))
+        scores = linked(x @ answers.weight.T + answers.bias, answers.link)
+        return LeftOut(scores, y, [digest], F.cosine_similarity(x, self.means[y]))

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 SHRINKAGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 ROUNDING = 1e-12  # what is left of a scatter that was added and taken away again, as a share of what samples are
 STEPS = 60  # most, in the search for a factor; 4 to 8 are usual
+BENDS = (0.1, 1.0, 3.0, 10.0, 30.0)  # by which responses are multiplied before they are bent, from hardly to much
 CLOSE = 1e-6  # a change of the factor after which, squared, nothing is left to change
 LEAST_FACTOR = 1e-3  # of scores of standard deviation 1
 
@@ -40,6 +41,7 @@ class Form(Protocol):
 
     whole: bool  # whether it has decomposed the whole space, and so can take in `more`
     balanced: ClassVar[bool]  # whether it takes the scatter of each class over its number of samples
+    bent: ClassVar[bool]  # whether its scores are responses, which one factor cannot make probabilities of
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -84,7 +86,7 @@ class Changed(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """A classifier: ``x @ weight.T + bias`` are logits whose softmax is a probability."""
+    """A classifier: ``x @ weight.T + bias`` are logits; the softmax of these, `linked`, is a probability."""
 
     weight: Tensor  # [classes, width]
     bias: Tensor  # [classes]
@@ -94,6 +96,7 @@ class Closed(NamedTuple):
     left_out: Tensor  # [judged, classes], the logits that each of them has by all others
     factor: float  # by which scores became logits
     form: Form
+    link: Tensor | None  # [2], what `linked` makes calibrated logits by; None where they are
 
     def logits(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the logits that samples have by all others, ``[n, classes]``; they are of classes of two or more."""
@@ -115,6 +118,7 @@ class Discriminant:
     """
 
     balanced: ClassVar[bool] = False
+    bent: ClassVar[bool] = False
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -240,6 +244,7 @@ class Ridge:
     """
 
     balanced: ClassVar[bool] = True
+    bent: ClassVar[bool] = True
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -399,7 +404,17 @@ def fitted(
     weight, bias = form.solve(best)
     left_out = factor * form.left_out(best)
     logits = (factor * _centred(weight.T).T, factor * _centred(bias), _centred(left_out))
-    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form)
+    link = None
+    if kind.bent:
+        bends = [bend / factor for bend in BENDS] if len(y) and len(classes.counts) > 1 else []
+        tried = [(*calibrated((bend * logits[2]).asinh(), y), bend) for bend in bends]
+        link = torch.tensor(min(tried, default=(0.0, 1.0, 1.0))[:0:-1]).to(x)
+    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form, link)
+
+
+def linked(logits: Tensor, link: Tensor | Sequence[float] | None) -> Tensor:
+    """Return logits that are calibrated: large responses differ by less than they say."""
+    return logits if link is None else link[1] * (link[0] * logits).asinh()
 
 
 def _centred(logits: Tensor) -> Tensor:
