@@ -242,27 +242,22 @@ class Step:
         device = self.generator.device
         drawn, usual = self.generator.get_state(), torch.cuda.get_rng_state(device)
         try:
-            self._capture()
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.register_generator_state(self.generator)
+            self.optimiser.zero_grad()
+            with torch.cuda.graph(self.graph):
+                self._step()
         except RuntimeError as error:
             self.graph, self.use_graph = None, False
             # The old ones, ours and PyTorch's, may still take themselves to be captured, and would refuse to draw.
             self.generator = Generator(device)
             self.generator.set_state(drawn)
-            theirs = torch.cuda.default_generators[
-                torch.cuda.current_device() if device.index is None else device.index
-            ]
+            theirs = torch.cuda.default_generators[device.index]
             theirs.graphsafe_set_state(theirs.clone_state())
             torch.cuda.set_rng_state(usual, device)
             self.optimiser.zero_grad()
             why = str(error).strip().partition("\n")[0]
             self.note(f"steps of phase {self.phase.name} are not replayed as a CUDA graph: {why}")
-
-    def _capture(self) -> None:
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.generator)
-        self.optimiser.zero_grad()
-        with torch.cuda.graph(self.graph):
-            self._step()
 
     def _batch(self) -> Batch:
         index = self.batches.index_select(0, self.number).squeeze(0)
