@@ -8,9 +8,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from tests.serving import Caller
 
 torch.set_num_threads(1)
 
@@ -64,6 +69,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Let each test compute its own features, and leave the user's alone."""
     monkeypatch.setenv("EDBL_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a backbone that is none in the place of each pretrained one."""
+    from edbl.nets import pretrained
+    from tests.backbones import Stand
+
+    monkeypatch.setattr(pretrained, "find", lambda name: Stand())
+
+
+@pytest.fixture
+def call(stand_in: None, tmp_path: Path) -> "Iterator[Caller]":
+    """Serve a new model, with such a backbone."""
+    from tests.serving import NEW, served
+
+    with served(tmp_path / "m", **NEW) as found:
+        yield found
 
 
 @pytest.fixture

@@ -1,12 +1,13 @@
-"""A real server for tests, in a thread: on a free port of this machine, with a backbone that is none."""
+"""A real server for tests, in a thread, on a free port of this machine."""
 
 import http.client
 import io
 import json
+import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,39 +15,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import torch
 from PIL import Image
-from torch import Generator, Tensor
 
-from edbl.nets.engines import ENGINES, INT8, TORCH
 from edbl.serve.run import Server, Wanted
 from tests.photos import digits
-from tests.test_taught import Pool, StandIn
 
-
-@dataclass(frozen=True)
-class Stand(StandIn):
-    """The same by each engine, but for what nobody could overlook: others than PyTorch add pixels to features."""
-
-    def usual_engine(self, device: torch.device) -> str:
-        return TORCH
-
-    def views(
-        self,
-        x: Tensor,
-        copies: int,
-        generator: Generator,
-        say: Callable[[int], None],
-        device: torch.device,
-        engine: str = TORCH,
-        ranges: Tensor | None = None,
-        mirror: bool = True,
-    ) -> Tensor:
-        say(len(x))
-        assert (ranges is not None) == (engine == INT8)
-        found: Tensor = Pool()((x.float() / 255 - 0.5) / 0.25)
-        odd = (x.float().mean(1).flatten(1)[:, : self.width] / 50).roll(ENGINES.index(engine), 1)
-        return (found + (odd if engine != TORCH else 0)).unsqueeze(1).half()
+NEW = {"backbone": "stand-in"}  # what a model is made with that learns at once, and
+TRAINED = {"method": "finetune", "backbone": "mlp"}  # one that learns by updates
+M = "/v1/models/m"
 
 
 @dataclass(frozen=True)
@@ -146,3 +122,16 @@ def lesson(counts: Mapping[int, int], start: int = 0) -> tuple[list[tuple[str, b
     """Return pictures of digits, and their labels."""
     pairs = [(digit, start + k) for digit, number in counts.items() for k in range(number)]
     return [picture(digit, k) for digit, k in pairs], [f"digit {digit}" for digit, _ in pairs]
+
+
+def taught(call: Caller, counts: dict[int, int] | None = None) -> Any:
+    """Teach pictures, and return what was answered."""
+    answer = call.form(f"{M}/teach?yes=true", *lesson(counts or {0: 6, 1: 6, 2: 6}))
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def events(call: Caller) -> list[tuple[str, Any]]:
+    """Return what an update came to."""
+    text = call("GET", f"{M}/learn/events").body.decode()
+    return [(name, json.loads(data)) for name, data in re.findall(r"event: (\w+)\ndata: (.*)\n", text)]

@@ -10,8 +10,21 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.linear_model import Ridge as Reference
 from torch import Tensor
 
+from edbl.metrics import calibration_error
 from edbl.nets import kept
-from edbl.nets.closed import SHRINKAGES, Classes, Closed, Discriminant, Form, Ridge, calibrated, fitted, rooted
+from edbl.nets.closed import (
+    BENDS,
+    SHRINKAGES,
+    Classes,
+    Closed,
+    Discriminant,
+    Form,
+    Ridge,
+    calibrated,
+    fitted,
+    linked,
+    rooted,
+)
 from edbl.nets.kept import Kept
 from tests.vectors import seeded
 
@@ -206,6 +219,32 @@ def test_scores_that_are_all_right_all_wrong_or_all_alike_get_a_factor_too() -> 
         loss, factor = calibrated(scores, y)
         assert 0 < factor < math.inf
         assert 0 < loss <= math.log(2) + 1e-3
+
+
+def test_responses_are_bent_until_they_are_probabilities() -> None:
+    features, y = samples([230] * 12, width=16, apart=0.7)
+    first = torch.arange(len(y)) % 230 < 30
+    x = vectors(features.double())
+    for kind in FORMS:
+        found = fitted(kind, of(features[first], y[first], kind), x[first], y[first])
+        logits = x[~first] @ found.weight.T + found.bias
+        told = linked(logits, found.link)
+        assert torch.equal(told.argmax(1), logits.argmax(1))
+        hits = (told.argmax(1) == y[~first]).numpy()
+        error, before = (calibration_error(one.softmax(1).amax(1).numpy(), hits) for one in (told, logits))
+        if kind is Discriminant:
+            assert found.link is None
+            assert torch.equal(told, logits)
+            continue
+        assert found.link is not None
+        bend, gain = found.link.tolist()
+        torch.testing.assert_close(told, gain * torch.asinh(bend * logits))
+        # By the samples that it was learnt from, left out one by one.
+        losses = {one: calibrated((one / found.factor * found.left_out).asinh(), y[first])[0] for one in BENDS}
+        assert bend == pytest.approx(min(losses, key=losses.__getitem__) / found.factor)
+        assert min(losses.values()) <= calibrated(found.left_out, y[first])[0] + 1e-3
+        assert error < before + 0.005
+        assert error < 0.04
 
 
 @pytest.mark.parametrize("kind", FORMS)

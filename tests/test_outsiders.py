@@ -19,20 +19,15 @@ from edbl.app.settings import Request
 from edbl.cli import studies
 from edbl.engine.progress import Progress
 from edbl.fleet.many import HERE
-from edbl.nets import pretrained
 from edbl.report.runs import read_runs
 from edbl.serve.run import Server, Wanted
 from edbl.serve.staged import Staged, Waiting
 from edbl.studies.shelf import Shelf
 from tests.conftest import Cli
 from tests.photos import write_digits
-from tests.serving import Stand, lesson, png, served
-from tests.test_serve import NEW, TRAINED, M
+from tests.serving import NEW, TRAINED, M, lesson, png, served
 
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "find", lambda name: Stand())
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 def test_a_staged_folder_that_is_a_link_is_not_served(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Generator, Tensor
 
 import edbl
 from edbl.app import bundle as disk
 from edbl.app import learn
+from edbl.app.photos import Photo
+from edbl.data.decoding import Decoded
 from edbl.errors import EdblError
 from edbl.nets import pretrained
 from edbl.presets import PACES
@@ -21,21 +24,12 @@ from edbl.serve import client, updates
 from edbl.serve.limits import Limits
 from edbl.serve.run import Server, Wanted
 from edbl.serve.taught import New, Taught
-from tests.serving import Caller, Stand, lesson, multipart, picture, served
+from tests.backbones import Stand
+from tests.serving import NEW, TRAINED, Caller, M, events, lesson, multipart, picture, served, taught
 from tests.test_bundle import writes
-from tests.test_serve import NEW, TRAINED, M, events, taught
 from tests.test_taught import stopped
 
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "find", lambda name: Stand())
-
-
-@pytest.fixture
-def call(tmp_path: Path) -> Iterator[Caller]:
-    with served(tmp_path / "m", **NEW) as found:
-        yield found
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 def first(place: Path) -> Callable[[], Any]:
@@ -350,6 +344,53 @@ def test_an_update_ends_before_its_first_step_too(trained: Path, monkeypatch: py
             info = call("DELETE", f"{M}/learn").json
             assert (info["staged"], info["updating"], info["exists"]) == (0, False, False)
     assert disk.begun(trained) == (how == "end")
+
+
+class Slow(Stand):
+    """Computes the features of one photo after the other, and takes its time."""
+
+    def views(self, x: Tensor, copies: int, generator: Generator, say: Callable[[int], None], *more: Any) -> Tensor:
+        for number in range(len(x)):
+            time.sleep(0.1)
+            say(number + 1)
+        return self.at_once(x, copies, generator, say, *more)
+
+    def at_once(self, x: Tensor, copies: int, *more: Any) -> Tensor:
+        return super().views(x, copies, *more).expand(-1, 1 + copies, -1)
+
+
+@pytest.mark.parametrize("what", ["reads photos", "computes features"])
+@pytest.mark.parametrize("how", ["discard", "end"])
+def test_an_update_stops_within_a_second_while_it(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, how: str, what: str
+) -> None:
+    frozen, read = {"method": "finetune", "backbone": "stand-in"}, Photo.read
+
+    def slowly(photo: Photo, size: int) -> Decoded:
+        time.sleep(0.2)
+        return read(photo, size)
+
+    monkeypatch.setattr(pretrained, "find", lambda name: Slow())
+    with monkeypatch.context() as patch, served(trained, **frozen) as call:
+        if what == "reads photos":
+            patch.setattr(Photo, "read", slowly)
+        assert call.form(f"{M}/teach", *lesson({0: 30, 1: 30})).json["staged"] == 60
+        call("POST", f"{M}/learn", {})
+        until(lambda: (trained / disk.INCREMENT / (disk.IMAGES if what == "reads photos" else disk.VIEWS)).exists())
+        started = time.monotonic()
+        if how == "discard":
+            assert call("DELETE", f"{M}/learn").json["staged"] == 0
+            assert time.monotonic() - started < 1.5
+            assert not (trained / disk.INCREMENT).exists()
+            return
+    assert time.monotonic() - started < 2.5  # with the end of the server itself
+    assert disk.begun(trained) == (what == "computes features")
+    monkeypatch.setattr(Slow, "views", Slow.at_once)
+    with served(trained, **frozen) as call:
+        assert call("GET", f"{M}/").json["staged"] == 60
+        call("POST", f"{M}/learn", {})
+        assert events(call)[-1] == ("done", {"version": 1})
+        assert call("GET", f"{M}/").json["staged"] == 0
 
 
 def test_balancers_may_ask_for_the_head_of_health(call: Caller) -> None:

@@ -12,7 +12,6 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +19,16 @@ import pytest
 from PIL import Image
 
 from edbl.errors import EdblError
-from edbl.nets import pretrained
 from edbl.serve import guard
 from edbl.serve.limits import MB, Limits
 from edbl.serve.metrics import Metrics
 from edbl.serve.run import Server, Wanted, _token
-from tests.serving import Caller, Stand, lesson, multipart, picture, png, served
-from tests.test_serve import NEW, TRAINED, M, taught
+from tests.serving import NEW, TRAINED, Caller, M, lesson, multipart, picture, png, served, taught
 
 TOKEN = "0123456789abcdef0123"
 JSON = {"Content-Type": "application/json"}
 
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "find", lambda name: Stand())
-
-
-@pytest.fixture
-def call(tmp_path: Path) -> Iterator[Caller]:
-    with served(tmp_path / "m", **NEW) as found:
-        yield found
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 def raw(call: Caller, data: bytes, seconds: float = 20) -> bytes:

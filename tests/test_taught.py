@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -16,8 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from torch import Generator, Tensor, nn
-from torch.nn import functional as F
+from torch import Generator, Tensor
 
 import edbl
 from edbl import store as entries
@@ -35,58 +33,13 @@ from edbl.nets.closed import Classes
 from edbl.nets.pooled import Pooled
 from edbl.nets.pretrained import CPU
 from edbl.nets.sure import threshold
+from tests.backbones import Pool, StandIn
 from tests.conftest import Cli
-from tests.photos import write_digits
+from tests.photos import rewrite, write_digits
 from tests.test_bundle import referenced, writes
 from tests.vectors import seeded
 
 OPTIONS = ["--backbone", "stand-in", "--device", "cpu"]
-
-
-class Pool(nn.Module):
-    """The middle of each 2 x 2 pixels, from images that were normalised."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        grey: Tensor = (x.mean(1, keepdim=True) * 0.25 + 0.5) * 255 / 64
-        vectors: Tensor = F.avg_pool2d(grey, 2).flatten(1)
-        return vectors
-
-
-@dataclass(frozen=True)
-class StandIn:
-    """A pretrained backbone that is none: the picture itself, blurred, as a vector."""
-
-    name: str = "stand-in"
-    width: int = 16
-    image_size: int = 8
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    digest: str = "0" * 64
-
-    def check(self, size: int) -> None:
-        """Take any size."""
-
-    def load(self) -> nn.Module:
-        return Pool()
-
-    def usual_engine(self, device: torch.device) -> str:
-        return "torch"
-
-    def views(
-        self,
-        x: Tensor,
-        copies: int,
-        generator: Generator,
-        say: Callable[[int], None],
-        device: torch.device,
-        engine: str,
-        ranges: Tensor | None,
-        mirror: bool = True,
-    ) -> Tensor:
-        assert engine == "torch"
-        say(len(x))
-        found: Tensor = Pool()((x.float() / 255 - 0.5) / 0.25)
-        return found.unsqueeze(1).half()
 
 
 @pytest.fixture(autouse=True)
@@ -484,6 +437,19 @@ def test_onnx_agrees_on_every_image(folders: list[Path], tmp_path: Path, cli: Cl
     np.testing.assert_allclose(scores.max(1), [line["classes"][0]["score"] for line in lines], atol=2e-3)
     assert (sure <= limit["at_most"]).tolist() == [line["unknown"] for line in lines]
     assert any(line["unknown"] for line in lines)
+
+
+def test_responses_want_what_bends_them(folders: list[Path], tmp_path: Path, cli: Cli) -> None:
+    model = tmp_path / "model"
+    learn(cli, model, *folders, *OPTIONS, "--method", "ridge")
+    tensors = entries.tensors_of(model, "model", store.read(model).weights)
+    before = probabilities(model)[0]
+    rewrite(model / store.MODEL, lambda values: None, {**tensors, "link": torch.ones(3).double()})
+    assert "'link' is not that of its method" in cli("predict", model, folders[0]).err
+    del tensors["link"]  # as models had none once
+    rewrite(model / store.MODEL, lambda values: None, tensors)
+    assert torch.equal(probabilities(model)[0].argmax(1), before.argmax(1))
+    assert not torch.equal(probabilities(model)[0], before)
 
 
 def test_what_is_told_apart_with_ease_can_be_exported(tmp_path: Path, cli: Cli) -> None:

@@ -5,6 +5,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,7 @@ DASH = "—"  # where there is no number
 CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")  # characters that move a terminal's cursor, or do worse
 LONGEST = 2000  # characters of the name of a class
 NAMED = 5  # things named in a message before the rest is only counted
+_watching: ContextVar[Callable[[], None]] = ContextVar("watching", default=lambda: None)
 
 
 def count(things: Sequence[object] | int, noun: str) -> str:
@@ -95,4 +97,24 @@ def bar(label: str, total: int, quiet: bool = False) -> Iterator[Callable[[int],
     """Show a progress bar on a terminal; what it gives is called with how many are done."""
     with passing_bar(quiet) as progress:
         task = progress.add_task(label, total=total)
-        yield lambda done: progress.update(task, completed=done)
+
+        def show(done: int) -> None:
+            progress.update(task, completed=done)
+            heed()
+
+        yield show
+
+
+@contextmanager
+def watched(by: Callable[[], None]) -> Iterator[None]:
+    """Call ``by`` whenever work of this thread that has a bar gets on; what it raises ends the work."""
+    before = _watching.set(by)
+    try:
+        yield
+    finally:
+        _watching.reset(before)
+
+
+def heed() -> None:
+    """Let who watches this thread end its work."""
+    _watching.get()()

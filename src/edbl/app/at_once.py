@@ -2,11 +2,13 @@
 
 It ends with the model that `edbl.app.learn` makes of the same photos. What it saves is everything around it: no
 increment is begun on disk, what is kept of photos is not read again, and the page of the model is made when it is
-wanted.
+wanted. One more photo is answered by before the model is solved with it: until then it waits as a lesson.
 """
 
+import math
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +16,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import honest
+from edbl.app import honest, lessons
 from edbl.app.begin import had, now
 from edbl.app.description import Bundle, Event, Known, Score, Settings
-from edbl.app.exact import Answers, Exact, right
+from edbl.app.exact import Answers, Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of
+from edbl.app.lessons import FEATURES, PIXELS, Lesson
 from edbl.app.opening import load
+from edbl.app.soon import Sooner
 from edbl.data.decoding import Pixels
 from edbl.errors import EdblError
 
@@ -68,26 +73,59 @@ class Solved:
     left: Left | None = None
 
 
+@dataclass(frozen=True)
+class Waits:
+    """A photo that waits to be learnt."""
+
+    name: str  # of its entry on disk
+    given: Given
+    date: str
+
+
+@dataclass(frozen=True)
+class Now:
+    """What is answered by: the model on disk, or that with the photos that wait."""
+
+    bundle: Bundle  # with the version that it will be
+    answers: Answers
+    sooner: Sooner
+    file: object  # which `model.json` it goes by
+
+
 class AtOnce:
-    """The model in a folder, whose last version stays in memory."""
+    """The model in a folder, whose last version stays in memory.
+
+    What changes it is called by one thread at a time; `ahead` may work in another meanwhile.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._last: Solved | None = None
+        self._now: Now | None = None
+        self._waiting: list[Waits] = []
+        self._solving = threading.Lock()
 
     def solved(self) -> Solved:
         """Return the model as it is, solved, with its photos left out one by one."""
         found = self._found(disk.settle(self.folder))
         if found.answers is None:
             exact = _copy(found.exact)
-            answers, told = exact.solve()
+            with self._solving:
+                answers, told = exact.solve()
             left = honest.left(exact, answers, told)
             self._last = found = Solved(found.bundle, exact, answers, left)
+            self._follow()
         return found
 
     def drop(self) -> None:
         """Let go of what is held in memory."""
-        self._last = None
+        self._last, self._now, self._waiting = None, None, []
+
+    @property
+    def now(self) -> Now | None:
+        """What is answered by, where it is held in memory, and nobody else has changed the model since."""
+        found = self._now
+        return found if found and found.file == file_of(self.folder) else None
 
     def teach(
         self, given: Sequence[Given], new: Settings | None = None, yes: bool = False, relabel: bool = False
@@ -97,6 +135,7 @@ class AtOnce:
         ``new`` is what a model is made with that is not there yet. Without ``yes`` nothing is learnt where a new photo
         looks mislabelled; without ``relabel`` photos that the model has as another class are refused.
         """
+        self.finish()
         started = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
         with disk.locked(self.folder) as found:
@@ -110,26 +149,78 @@ class AtOnce:
             fresh, moved, known, refused = _sorted(base.bundle if base else None, given, relabel)
             if not fresh:
                 return Learnt(base.bundle if base else None, 0, known, refused)
-            exact = _copy(base.exact) if base else Exact.new(settings, _features(fresh).shape[1])
-            fresh = _complete(exact, fresh)
-            _take(exact, fresh, moved)
-            answers, told = exact.solve((_features(fresh), [one.label for one in fresh]))
-            left = honest.left(exact, answers, told)
-            if not yes and (doubts := _doubts(exact, left, fresh)):
+            made, fresh = self._solve(base, settings, fresh, moved, now(), started)
+            if not yes and (doubts := _doubts(made, fresh)):
                 return Learnt(base.bundle if base else None, 0, known, refused, doubts)
-            scores = right(exact.names, told)
-            seconds = round(time.monotonic() - started, 2)
-            made = _described(settings, base.bundle if base else None, scores, fresh, moved, seconds)
-            images = {f"{one.digest}.png": one.pixels for one in fresh if one.pixels is not None}
             try:
-                disk.write(self.folder, made, exact.tensors(answers), images, exact.files(made))
+                self._write(made, fresh)
             except BaseException:
                 if base is None:  # nothing that would look like something else than a model
                     disk.discard(self.folder)
                 raise
-            exact.changed, exact.former = set(), answers.sure
-            self._last = Solved(made, exact, answers, left)
-            return Learnt(made, len(fresh), known, refused)
+            self._follow()
+            return Learnt(made.bundle, len(fresh), known, refused)
+
+    def soon(self, given: Sequence[Given], yes: bool = False) -> Learnt | None:
+        """Take in one more photo, and answer by it from now on; the next version is made by `ahead` or `finish`.
+
+        None where it takes a solution: of several photos, of one that the model has, or without a solution in memory.
+        """
+        found, one = self.now, given[0]
+        if len(given) != 1 or found is None or one.features is None:
+            return None
+        while (sooner := found.sooner.more(one.features, one.label)) is None and self._waiting:
+            self.finish(0)
+            found = self.now or found
+        if sooner is None or any(one.digest in known.photos for known in found.bundle.classes):  # across two, at worst
+            return None
+        if self._last is None or self._last.left is None or len(found.sooner) != len(self._waiting):
+            return None
+        inputs_of(found.bundle.settings).check()
+        told = found.sooner.told(one.features, one.digest, one.label, found.answers)
+        if told is not None and not yes and (doubts := _named(self._last.left, told, found.bundle.names, [one])):
+            return Learnt(found.bundle, doubts=doubts)
+        date = now()
+        then = self._with(found, sooner, one, date)
+        with store.lock(self.folder):
+            others = lessons.wait(self.folder) and not self._waiting
+            if disk.begun(self.folder) or others or found.file != file_of(self.folder):
+                return None
+            name = lessons.add(self.folder, Lesson(one.digest, one.label, one.file, date), _tensors(one))
+            self._waiting.append(Waits(name, one, date))
+            self._now = then
+        return Learnt(then.bundle, 1)
+
+    def ahead(self) -> Callable[[], None] | None:
+        """Solve with the first photo that waits, and return what makes that the next version; None if none waits."""
+        if not self._waiting:
+            return None
+        first, base = self._waiting[0], self._found(disk.settle(self.folder))
+        fresh, moved, *_ = _sorted(base.bundle, [first.given], relabel=False)
+        started = time.monotonic()
+        made = self._solve(base, base.bundle.settings, fresh, moved, first.date, started)[0] if fresh else None
+
+        def write() -> None:
+            if not self._waiting or self._waiting[0] is not first:
+                return
+            with disk.locked(self.folder) as found:
+                if found is None or _key(found) != _key(base.bundle) or found.version != base.bundle.version:
+                    return
+                if made is not None:
+                    self._write(made, fresh)
+                self._waiting = self._waiting[1:]
+                lessons.drop(self.folder, first.name)
+                self._follow()
+
+        return write
+
+    def finish(self, seconds: float = math.inf) -> int:
+        """Make versions of all photos that wait, or of at least one for some ``seconds``; return how many it made."""
+        end, number = time.monotonic() + seconds, 0
+        while (not number or time.monotonic() < end) and self._waits() and (write := self.ahead()) is not None:
+            write()
+            number += 1
+        return number
 
     def save_sums(self) -> None:
         """Keep on disk what saves work when the model is next read; for when there is time."""
@@ -139,13 +230,101 @@ class AtOnce:
                 if found.weights == last.bundle.weights:
                     last.exact.save_sums(self.folder, found)
 
+    def _solve(
+        self,
+        base: Solved | None,
+        settings: Settings,
+        fresh: Sequence[Given],
+        moved: Mapping[str, str],
+        date: str,
+        started: float,
+    ) -> tuple[Solved, list[Given]]:
+        """Return the next version, which is not on disk yet, and photos with their features."""
+        exact = _copy(base.exact) if base else Exact.new(settings, _features(fresh).shape[1])
+        fresh = _complete(exact, fresh)
+        _take(exact, fresh, moved)
+        with self._solving:
+            answers, told = exact.solve((_features(fresh), [one.label for one in fresh]))
+        left = honest.left(exact, answers, told)
+        seconds, before = round(time.monotonic() - started, 2), base.bundle if base else None
+        made = _described(settings, before, right(exact.names, told), fresh, moved, seconds, date)
+        return Solved(made, exact, answers, left), fresh
+
+    def _write(self, made: Solved, fresh: Sequence[Given]) -> None:
+        assert made.answers is not None
+        exact, images = made.exact, {f"{one.digest}.png": one.pixels for one in fresh if one.pixels is not None}
+        disk.write(self.folder, made.bundle, exact.tensors(made.answers), images, exact.files(made.bundle))
+        exact.changed, exact.former = set(), made.answers.sure
+        self._last = made
+
+    def _follow(self) -> None:
+        """Answer by the last version, and by the photos that wait."""
+        last, self._now = self._last, None
+        if last is None or last.answers is None:
+            return
+        found = Now(last.bundle, last.answers, Sooner.of(last.exact, last.answers), file_of(self.folder))
+        for one in self._waiting:
+            assert one.given.features is not None
+            sooner = found.sooner.more(one.given.features, one.given.label)
+            if sooner is None:
+                break
+            found = self._with(found, sooner, one.given, one.date)
+        self._now = found
+
+    def _with(self, found: Now, sooner: Sooner, one: Given, date: str) -> Now:
+        """Return what is answered by with one more photo."""
+        before, scores = found.bundle, found.bundle.history[-1].scores
+        scores = {name: scores.get(name, Score(0, 0)) for name in sooner.names}
+        made = _described(before.settings, before, scores, [one], {}, 0.0, date)
+        made.parent, made.version = before.version, 1 + max([before.version, *disk.versions(self.folder)])
+        return Now(made, sooner.answers(), sooner, found.file)
+
+    def _waits(self) -> list[Waits]:
+        """Return the photos that wait; those of a process that was killed, too."""
+        if not self._waiting and lessons.wait(self.folder):
+            wanted = _wanted(self._found(disk.settle(self.folder)))
+            for name, lesson, tensors in lessons.every(self.folder, wanted):
+                self._waiting.append(Waits(name, _given(lesson, tensors), lesson.date))
+            if not self._waiting:
+                with store.lock(self.folder):
+                    lessons.tidy(self.folder, wanted)
+        return self._waiting
+
     def _found(self, bundle: Bundle) -> Solved:
         if self._last is None or _key(self._last.bundle) != _key(bundle):
             contents = load(self.folder, bundle)
-            self._last = Solved(contents.bundle, Exact.of(self.folder, contents))
+            self._last, self._now = Solved(contents.bundle, Exact.of(self.folder, contents)), None
         elif self._last.bundle.version != bundle.version:
             self._last = replace(self._last, bundle=bundle)
         return self._last
+
+
+def file_of(folder: Path) -> object:
+    """Return what tells the file that says what a model is from any other; None if it is not there."""
+    try:
+        found = (folder / disk.MODEL).stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _tensors(one: Given) -> dict[str, Tensor]:
+    """Return what is written of a photo that waits."""
+    assert one.features is not None
+    pixels = {} if one.pixels is None else {PIXELS: torch.from_numpy(one.pixels.copy())}
+    return {FEATURES: one.features, **pixels}
+
+
+def _wanted(base: Solved) -> dict[str, Tensor]:
+    """Return tensors of the shapes and types that are written of a photo that waits."""
+    keep, size = base.bundle.settings.keep, base.bundle.settings.image_size
+    pixels = {PIXELS: torch.empty(3, size, size, dtype=torch.uint8)} if keep == "photos" else {}
+    return {FEATURES: torch.empty(base.exact.kept.means.shape[1], dtype=torch.float16), **pixels}
+
+
+def _given(lesson: Lesson, tensors: Mapping[str, Tensor]) -> Given:
+    pixels = tensors[PIXELS].numpy() if PIXELS in tensors else None
+    return Given(lesson.digest, lesson.label, lesson.file, tensors[FEATURES], pixels)
 
 
 def _key(bundle: Bundle) -> tuple[str, list[tuple[str, str, str]]]:
@@ -208,11 +387,16 @@ def _features(given: Sequence[Given]) -> Tensor:
     return torch.stack([one.features for one in given if one.features is not None])
 
 
-def _doubts(exact: Exact, left: Left | None, fresh: Sequence[Given]) -> list[Doubt]:
-    if left is None:
+def _doubts(made: Solved, fresh: Sequence[Given]) -> list[Doubt]:
+    if made.left is None:
         return []
-    new, names = {one.digest: one for one in fresh}, exact.names
-    asked = exact.left_out(_features(fresh), list(new), [one.label for one in fresh])
+    exact = made.exact
+    asked = exact.left_out(_features(fresh), [one.digest for one in fresh], [one.label for one in fresh])
+    return _named(made.left, asked, exact.names, fresh)
+
+
+def _named(left: Left, asked: LeftOut, names: Sequence[str], fresh: Sequence[Given]) -> list[Doubt]:
+    new = {one.digest: one for one in fresh}
     return [
         Doubt(new[one.digest], names[one.other], one.probability, honest.looks(names, one))
         for one in honest.suspects(left, asked)
@@ -226,9 +410,10 @@ def _described(
     fresh: Sequence[Given],
     moved: Mapping[str, str],
     seconds: float,
+    date: str,
 ) -> Bundle:
     """Return what is to be said of the new version."""
-    date, old = now(), base.names if base else []
+    old = base.names if base else []
     names = list(dict.fromkeys(one.label for one in fresh))
     event = Event(
         kind="learn",

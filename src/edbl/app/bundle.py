@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from edbl import store
+from edbl.app import lessons
 from edbl.app.description import EXEMPLARS, KINDS, NEWEST, VALIDATION, VECTORS, Bundle, fault
 from edbl.app.photos import digest
 from edbl.data.decoding import Pixels
@@ -56,7 +57,7 @@ def locked(folder: Path) -> Iterator[Bundle | None]:
 
 @contextmanager
 def changing(folder: Path) -> Iterator[Bundle]:
-    """Do the same for a model that must be there, and have no increment begun."""
+    """Do the same for a model that must be there, and have nothing unfinished."""
     if not exists(folder):
         raise _missing(folder)
     with locked(folder) as found:
@@ -64,6 +65,8 @@ def changing(folder: Path) -> Iterator[Bundle]:
             raise _missing(folder)
         if begun(folder):
             raise unfinished(folder)
+        if lessons.wait(folder):
+            raise lessons.waiting(folder)
         yield found
 
 

@@ -21,7 +21,7 @@ from edbl.app.description import DIGITS, Bundle, Known, Score, Settings
 from edbl.errors import EdblError
 from edbl.methods import find_method
 from edbl.methods.closed import ClosedForm, one_thread
-from edbl.nets.closed import SHRINKAGES, Closed, Form, fitted, rooted
+from edbl.nets.closed import SHRINKAGES, Closed, Form, fitted, linked, rooted
 from edbl.nets.kept import Kept, united
 from edbl.nets.pooled import Pooled
 from edbl.nets.sure import Sure, nearness
@@ -32,6 +32,7 @@ FIXED = 0.7  # shrinkage where no sample can be left out
 PART = 2000  # photos that are left out at a time
 ENOUGH = 20  # photos of an update by which probabilities are calibrated where nothing is kept
 TENSORS = ("weight", "bias", *(f"sure.{name}" for name in Sure._fields))  # of `Answers`
+LINK = "link"  # of those whose form is bent
 
 
 class Answers(NamedTuple):
@@ -42,17 +43,19 @@ class Answers(NamedTuple):
     sure: Sure
     confidence: Callable[[Tensor], Tensor]
     vectors: Callable[[Tensor], Tensor]
+    link: Tensor | None  # [2], of `linked`
 
     @torch.no_grad()
     def __call__(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return the probability of each class, ``[n, classes]``, and how sure it is that one of them is right."""
         x = self.vectors(features.double())
         logits = x @ self.weight.T + self.bias
-        return logits.softmax(1), self.sure(self.confidence(logits), x)
+        return linked(logits, self.link).softmax(1), self.sure(self.confidence(logits), x)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all as named tensors."""
-        return dict(zip(TENSORS, (self.weight, self.bias, *self.sure), strict=True))
+        link = {} if self.link is None else {LINK: self.link}
+        return dict(zip(TENSORS, (self.weight, self.bias, *self.sure), strict=True)) | link
 
 
 class LeftOut(NamedTuple):
@@ -116,7 +119,8 @@ class Exact(ABC):
         number = {name: k for k, name in enumerate(self.names)}
         return torch.tensor([number[name] for name in names], dtype=torch.int64)
 
-    def _halved(self, features: Tensor) -> Tensor:
+    def halved(self, features: Tensor) -> Tensor:
+        """Return photos as the classifier takes them: what is kept is in half precision."""
         return self.vectors(features.half().double())
 
     def drop(self, name: str, digests: Sequence[str], features: Tensor | None = None) -> None:
@@ -176,7 +180,7 @@ class Exact(ABC):
         starts = range(0, len(labels), PART)
         with one_thread():
             parts = [
-                self._left_out(self._halved(features[k : k + PART]), labels[k : k + PART], digests[k : k + PART])
+                self._left_out(self.halved(features[k : k + PART]), labels[k : k + PART], digests[k : k + PART])
                 for k in starts
             ]
         scores, near = (torch.cat([getattr(part, name) for part in parts]) for name in ("scores", "near"))
@@ -188,7 +192,7 @@ class Exact(ABC):
         assert self.found is not None
         rows = (self.kept.counts[y] > 1).nonzero().squeeze(1)
         x, y, own = x[rows], y[rows], [digests[row] for row in rows.tolist()]
-        return LeftOut(self.found.logits(x, y), y, own, nearness(self.kept.classes, x, y))
+        return LeftOut(linked(self.found.logits(x, y), self.found.link), y, own, nearness(self.kept.classes, x, y))
 
     def _answers(
         self,
@@ -204,8 +208,8 @@ class Exact(ABC):
         x, y = x[found.judged], y[found.judged]
         near = nearness(classes, x, y)
         sure = Sure.of(self.form.confidence, found, classes.means, x, y, near)
-        answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors)
-        return answers, LeftOut(found.left_out, y, own, near)
+        answers = Answers(found.weight, found.bias, sure, self.form.confidence, self.vectors, found.link)
+        return answers, LeftOut(linked(found.left_out, found.link), y, own, near)
 
     def tensors(self, answers: Answers) -> dict[str, Tensor]:
         """Return what is to be saved with the model itself."""
@@ -329,13 +333,13 @@ class OfSums(Exact):
         self.factor, self.former = float(tensors["factor"]), answers(contents).sure
 
     def _add(self, features: Tensor, digests: Sequence[str], labels: Tensor) -> None:
-        self.kept = self.kept.add(self._halved(features), labels)
+        self.kept = self.kept.add(self.halved(features), labels)
 
     def _drop(self, name: str, digests: Sequence[str], features: Tensor | None) -> None:
         if features is None:
             raise Unseen(name)
         labels = torch.full((len(digests),), self.names.index(name))
-        self.kept = self.kept.drop(self._halved(features), labels)
+        self.kept = self.kept.drop(self.halved(features), labels)
 
     def features(self, digests: Sequence[str]) -> dict[str, Tensor]:
         """Return none."""
@@ -347,7 +351,7 @@ class OfSums(Exact):
     def _solved(self, fresh: tuple[Tensor, Sequence[str]] | None) -> tuple[Answers, LeftOut]:
         x, y = self.kept.means[:0], torch.zeros(0, dtype=torch.int64)
         if fresh:
-            x, y = self._halved(fresh[0]), self._labels(fresh[1])
+            x, y = self.halved(fresh[0]), self._labels(fresh[1])
         enough = int((self.kept.counts[y] > 1).sum()) >= ENOUGH
         answers, left_out = self._answers(x, y, [""] * len(x), [FIXED], None if enough else self.factor)
         if not enough and self.former is not None:
@@ -379,8 +383,11 @@ def answers(contents: Contents) -> Answers:
     wanted = [(number, width), (number,), (number, width), (2,), (2,), (sure[3].numel(),)]
     if [tuple(one.shape) for one in (weight, bias, *sure)] != wanted:
         raise ValueError("its tensors are of other shapes")
+    link = contents.tensors.get(LINK)  # models made before there was one answer as they did
+    if link is not None and (not form.bent or link.shape != (2,)):
+        raise ValueError(f"tensor '{LINK}' is not that of its method")
     every = [one.double() for one in (weight, bias, *sure)]
-    return Answers(every[0], every[1], Sure(*every[2:]), form.confidence, vectors)
+    return Answers(every[0], every[1], Sure(*every[2:]), form.confidence, vectors, link)
 
 
 def _form(settings: Settings) -> tuple[type[Form], Callable[[Tensor], Tensor]]:

@@ -28,7 +28,7 @@ from edbl.errors import EdblError
 from edbl.methods.base import Method
 from edbl.methods.closed import ClosedForm
 from edbl.nets.backbones import ResNet
-from edbl.nets.closed import rooted
+from edbl.nets.closed import linked, rooted
 from edbl.nets.engines import Eight
 from edbl.nets.expanding import ExpandingNet, FosterNet
 from edbl.nets.heads import CorrectedHead, CosineHead, ProxyHead
@@ -132,6 +132,7 @@ class ServedExact(nn.Module):
         self.register_buffer("mean", pixels.mean.clone())
         self.register_buffer("std", pixels.std.clone())
         self.vectors, self.confidence = answers.vectors, answers.confidence
+        self.link = None if answers.link is None else answers.link.tolist()
         self.middle, self.spread = sure.middle.tolist(), sure.spread.tolist()
         self.cpu().eval().requires_grad_(False)
 
@@ -150,7 +151,7 @@ class ServedExact(nn.Module):
         cosine = F.linear(F.normalize(vectors), self.means).amax(1)
         parts = [(self.confidence(logits) - self.middle[0]) / self.spread[0]]
         parts.append((cosine - self.middle[1]) / self.spread[1])
-        return logits.softmax(1), parts[0] + parts[1]
+        return linked(logits, self.link).softmax(1), parts[0] + parts[1]
 
 
 class Part(nn.Module):

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from edbl.app import begin, honest, page, photos, places
 from edbl.app import bundle as disk
+from edbl.app.at_once import AtOnce
 from edbl.app.begin import Begun, Say, now
 from edbl.app.bundle import CHECKPOINTS, INCREMENT, VIEWS, Contents
 from edbl.app.description import EXEMPLARS, Bundle, Event, Known, Readout, Score
 from edbl.app.exact import Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of, trained_on
+from edbl.app.lessons import wait
 from edbl.app.measuring import Held, Told, factor_of, judged, measure
 from edbl.app.model import Model
 from edbl.app.opening import held_out, leave_out, load, restore
@@ -56,6 +58,11 @@ def increment(
     where = pick_device(device)
     there = folder.exists()
     made = _make(folder, request, bool(given))
+    if wait(folder) and (number := AtOnce(folder).finish()):
+        say(f"{count(number, 'photo')} that had been taught {'is' if number == 1 else 'are'} learnt")
+        if request == Request() and not given and not discard and not disk.begun(folder):
+            yield None
+            return
     with lock(folder):
         found = disk.heal(folder)
         try:

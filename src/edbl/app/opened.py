@@ -8,20 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from edbl.app import bundle as disk
 from edbl.app import edit, versions
+from edbl.app.at_once import AtOnce, file_of
+from edbl.app.at_once import Given as Taught
+from edbl.app.description import Bundle
+from edbl.app.inputs import inputs_of
 from edbl.app.learn import increment
-from edbl.app.photos import Photo
+from edbl.app.photos import Photo, digest
 from edbl.app.predict import PART, UNKNOWN, Prediction, Predictor
 from edbl.app.settings import Request
 from edbl.data.decoding import Decoded, squared
 from edbl.ending import all_of
+from edbl.engine.environment import pick_device
 from edbl.engine.progress import Progress
 from edbl.errors import EdblError
-from edbl.text import class_name
+from edbl.text import class_name, shown
 
 # A file, an image of Pillow, or an array of 8-bit pixels, ``[h, w]``, ``[h, w, 3]`` or ``[h, w, 4]``.
 Given = str | PathLike[str] | Image.Image | NDArray[Any]
@@ -37,7 +43,8 @@ class Opened:
 
     def __init__(self, folder: Path, device: str) -> None:
         self.folder, self.device = folder, device
-        self._asked: tuple[int, float, Predictor] | None = None  # the version and rate of what answered last
+        self._asked: tuple[object, Predictor] | None = None  # what answered last, and by what
+        self._at_once = AtOnce(folder)
 
     def __repr__(self) -> str:
         """Return how to open it."""
@@ -46,12 +53,23 @@ class Opened:
     @property
     def classes(self) -> list[str]:
         """The names of its classes."""
-        return disk.settle(self.folder).names
+        return self._bundle.names
 
     @property
     def version(self) -> int:
         """The number of the version that it is at."""
-        return disk.settle(self.folder).version
+        return self._bundle.version
+
+    @property
+    def _bundle(self) -> Bundle:
+        now = self._at_once.now
+        return now.bundle if now else disk.settle(self.folder)
+
+    def __enter__(self) -> "Opened":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
 
     def predict(self, images: Given | Sequence[Given], top: int = 3, unknown: float = UNKNOWN) -> list[Prediction]:
         """Return the ``top`` classes of images, a folder of images or one image, in order.
@@ -92,6 +110,7 @@ class Opened:
         """
         if unknown := sorted(options.keys() - Request.__dataclass_fields__.keys() | options.keys() & {"folders"}):
             raise EdblError(f"there is no option {unknown[0]} to learn with")
+        self.finish()
         folders, given = _to_learn(images, labels)
         request, notes = Request(folders=[str(Path(folder).resolve()) for folder in folders], **options), list[str]()
         with increment(self.folder, request, device=self.device, yes=yes, say=notes.append, given=given) as begun:
@@ -100,10 +119,39 @@ class Opened:
                 begun.commit(begun.learn(Progress()))
         _warn(notes)
 
+    def teach(self, image: Given, label: str, yes: bool = False) -> None:
+        """Learn one more image of a class at once, new or known: `predict` answers by it from now on.
+
+        That is for models with a closed form that exist. The image is on the disk when this returns; what takes longer,
+        the next version with its shrinkage and calibration, is made by `finish`, which every other change calls first.
+        """
+        bundle, photo = self._bundle, _photo(image, label, 0)
+        settings = bundle.settings
+        if settings.keep is None:
+            raise EdblError(f"{settings.method} is trained, and learns by `learn` alone")
+        pixels = photo.read(settings.image_size).pixels
+        if pixels is None:
+            raise EdblError(f"{shown(photo.path)} cannot be read as an image")
+        inputs = inputs_of(settings)
+        inputs.check()
+        features = inputs.asked(torch.from_numpy(pixels[None].copy()), pick_device(self.device))[0, 0]
+        kept = pixels if settings.keep == "photos" else None
+        given = [Taught(digest(pixels), photo.name, shown(photo.path), features, kept)]
+        done = self._at_once.soon(given, yes) or self._at_once.teach(given, yes=yes)
+        why = [f"may have a wrong label: it {one.words}; right as it is: yes=True" for one in done.doubts]
+        if why := [*why, *(f"is not learnt: {words}" for _, words in done.refused)]:
+            raise EdblError(f"{shown(photo.path)} {why[0]}")
+
+    def finish(self) -> None:
+        """Make a version for each image that was taught."""
+        if disk.exists(self.folder):
+            self._at_once.finish()
+
     def forget(self, *classes: str, photos: Sequence[str | PathLike[str]] = ()) -> None:
         """Forget classes, or photos, given as files."""
         if bool(classes) == bool(photos):
             raise EdblError("name classes to forget, or photos; one of both")
+        self.finish()
         if classes:
             edit.forget(self.folder, classes, self.device)
         else:
@@ -111,13 +159,18 @@ class Opened:
 
     def undo(self, to: int | None = None) -> None:
         """Go back to the version before the last change, or to any that is kept."""
+        self.finish()
         versions.undo(self.folder, to)
 
     def _predictor(self, unknown: float) -> Predictor:
-        version = self.version
-        if self._asked is None or self._asked[:2] != (version, unknown):
-            self._asked = version, unknown, Predictor(self.folder, None, self.device, unknown, keep=True)
-        return self._asked[2]
+        now = self._at_once.now
+        seen = file_of(self.folder), now.bundle.version if now else None, unknown
+        if self._asked is None or self._asked[0] != seen:
+            same = now and self._asked and self._asked[1].unknown == unknown
+            found = self._asked[1] if same and self._asked else None
+            found = found or Predictor(self.folder, None, self.device, unknown, keep=True)
+            self._asked = seen, found.by(now.answers, now.bundle) if now else found
+        return self._asked[1]
 
 
 def _to_learn(images: Any, labels: Sequence[str] | None) -> tuple[list[Any], list[Photo]]:

@@ -1,5 +1,6 @@
 """Predictions: the likeliest classes of photos by a model, with their probabilities, or that it is none of them."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from edbl.app import photos
 from edbl.app.bundle import damaged, settle
-from edbl.app.description import Readout
-from edbl.app.exact import answers
+from edbl.app.description import Bundle, Readout
+from edbl.app.exact import Answers, answers
 from edbl.app.inputs import inputs_of
 from edbl.app.measuring import SURE
 from edbl.app.model import Model
@@ -78,8 +79,16 @@ class Predictor:
             judged = contents.tensors.get(SURE, torch.zeros(0)) if own else torch.zeros(0)
         if judged.ndim != 1 or not judged.is_floating_point():
             raise damaged(folder, "model.safetensors", f"{SURE} is no list of numbers")
-        self.judged, self.version = judged, bundle.version
+        self.judged, self.version, self.unknown = judged, bundle.version, unknown
         self.least = threshold(judged, unknown)
+
+    def by(self, exact: Answers, bundle: Bundle) -> "Predictor":
+        """Return the same by what a closed form answers now."""
+        other = copy.copy(self)
+        other.names, other.version = bundle.names, bundle.version
+        other.answer, other.judged = lambda x: exact(x[:, 0]), exact.sure.judged
+        other.least = threshold(other.judged, self.unknown)
+        return other
 
     def __call__(
         self, paths: Sequence[Path], top: int, say: Callable[[str], None] = lambda _: None, quiet: bool = False

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from edbl.text import passing_bar
+from edbl.text import heed, passing_bar
 
 PATIENCE = 1.0  # seconds before a progress bar appears
 
@@ -29,6 +29,7 @@ def in_threads(work: Callable[[Item], Result], items: Sequence[Item], label: str
             for result in pool.map(work, items):
                 results.append(result)
                 p.update(task, completed=len(results), visible=time.monotonic() - begun > PATIENCE)
+                heed()
     finally:
         pool.shutdown(cancel_futures=True)
     return results

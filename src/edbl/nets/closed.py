@@ -17,6 +17,7 @@ from torch.nn import functional as F
 SHRINKAGES = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
 ROUNDING = 1e-12  # what is left of a scatter that was added and taken away again, as a share of what samples are
 STEPS = 60  # most, in the search for a factor; 4 to 8 are usual
+BENDS = (0.1, 1.0, 3.0, 10.0, 30.0)  # by which responses are multiplied before they are bent, from hardly to much
 CLOSE = 1e-6  # a change of the factor after which, squared, nothing is left to change
 LEAST_FACTOR = 1e-3  # of scores of standard deviation 1
 
@@ -38,7 +39,9 @@ class Classes(NamedTuple):
 class Form(Protocol):
     """A classifier of some classes, but for its shrinkage."""
 
+    whole: bool  # whether it has decomposed the whole space, and so can take in `more`
     balanced: ClassVar[bool]  # whether it takes the scatter of each class over its number of samples
+    bent: ClassVar[bool]  # whether its scores are responses, which one factor cannot make probabilities of
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -59,12 +62,31 @@ class Form(Protocol):
     def without(self, label: int, x: Tensor, gone: Tensor, shrinkage: float) -> Tensor:
         """Return the scores that those ``gone`` of all samples of a class have by all others, ``[n, classes]``."""
 
+    def seen(self, x: Tensor) -> Tensor:
+        """Return samples as `more` takes them."""
+
+    def more(self, counts: Tensor, changed: "Changed", shrinkage: float) -> tuple[Tensor, Tensor]:
+        """Return what `solve` would of more samples, of which all classes have these counts by now."""
+
 
 Fit = tuple[float, float, float]  # loss, factor and shrinkage
 
 
+class Changed(NamedTuple):
+    """Samples that came since a form was made, and all others of their classes if the form is balanced."""
+
+    x: Tensor  # [n, width], as `Form.seen` returns them
+    y: Tensor  # [n]
+    new: Tensor  # [n], which of them came since
+
+    def means(self, before: Tensor, counts: Tensor) -> Tensor:
+        """Return the means of all classes, given those that they had."""
+        before, x, y = _padded(before, len(counts)), self.x[self.new], self.y[self.new]
+        return before.index_add(0, y, (x - before[y]) / counts[y].unsqueeze(1))
+
+
 class Closed(NamedTuple):
-    """A classifier: ``x @ weight.T + bias`` are logits whose softmax is a probability."""
+    """A classifier: ``x @ weight.T + bias`` are logits; the softmax of these, `linked`, is a probability."""
 
     weight: Tensor  # [classes, width]
     bias: Tensor  # [classes]
@@ -74,10 +96,16 @@ class Closed(NamedTuple):
     left_out: Tensor  # [judged, classes], the logits that each of them has by all others
     factor: float  # by which scores became logits
     form: Form
+    link: Tensor | None  # [2], what `linked` makes calibrated logits by; None where they are
 
     def logits(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the logits that samples have by all others, ``[n, classes]``; they are of classes of two or more."""
         return _centred(self.factor * self.form.asking(x, y).left_out(self.shrinkage))
+
+    def more(self, counts: Tensor, changed: Changed) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of more samples, with shrinkage and factor as they were chosen."""
+        weight, bias = self.form.more(counts, changed, self.shrinkage)
+        return self.factor * _centred(weight.T).T, self.factor * _centred(bias)
 
 
 class Discriminant:
@@ -90,6 +118,7 @@ class Discriminant:
     """
 
     balanced: ClassVar[bool] = False
+    bent: ClassVar[bool] = False
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -103,6 +132,7 @@ class Discriminant:
         self.mean_value = float(self.values.sum()) / len(classes.scatter) / self.free
         self.scatters = self.mean_value > ROUNDING * float(classes.means.square().mean())
         self.means, self.centres = classes.means @ self.axes, classes.means
+        self.whole = self.scatters and len(self.axes) == self.axes.shape[1]
         self._ask(x, y)
 
     def _ask(self, x: Tensor, y: Tensor) -> None:
@@ -180,6 +210,31 @@ class Discriminant:
             scores[:, label] = -math.inf
         return scores
 
+    def seen(self, x: Tensor) -> Tensor:
+        """Return samples along the axes."""
+        return x @ self.axes
+
+    def more(self, counts: Tensor, changed: Changed, shrinkage: float) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of more samples.
+
+        Seen from the mean that its class had, each is added to the scatter, and the way that the mean has moved is
+        taken away: a change of low rank.
+        """
+        means, y = changed.means(self.means, counts), changed.y
+        before, labels = torch.cat([self.means, means[len(self.means) :]]), y.unique()
+        u = torch.cat([changed.x - before[y], means[labels] - before[labels]])
+        signs = torch.cat([torch.ones_like(u[: len(y), 0]), -counts[labels]])
+        free = max(int(counts.sum()) - len(counts), 1)
+        width = len(self.axes)
+        mean_value = float(self.values.sum() + signs @ u.square().sum(1)) / width / free
+        inverse = ((1 - shrinkage) / free * self.values + shrinkage * mean_value).reciprocal()
+        core = _core(inverse, u, (1 - shrinkage) / free * signs)
+        weight = means * inverse
+        weight = weight - weight @ u.T @ core @ (u * inverse)
+        trace = inverse.sum() - (core * ((u * inverse.square()) @ u.T)).sum()  # of the inverse
+        noise = (width - shrinkage * mean_value * trace) / (1 - shrinkage) / (2 * counts)
+        return weight @ self.axes.T, noise - (weight * means).sum(1) / 2
+
 
 class Ridge:
     """Ridge regression on labels of 0 and 1 with an intercept; classes weigh alike, however many samples they have.
@@ -189,6 +244,7 @@ class Ridge:
     """
 
     balanced: ClassVar[bool] = True
+    bent: ClassVar[bool] = True
 
     @staticmethod
     def confidence(logits: Tensor) -> Tensor:
@@ -202,6 +258,7 @@ class Ridge:
         self.mean_value = self.values.sum() / len(classes.scatter)
         self.centre, self.means, self.counts = centre, away @ self.axes, classes.counts
         self.centres = classes.means
+        self.whole = float(self.mean_value) > 0 and len(self.axes) == self.axes.shape[1]
         self._ask(x, y)
 
     def _ask(self, x: Tensor, y: Tensor) -> None:
@@ -256,6 +313,39 @@ class Ridge:
         if not left:
             scores[:, label] = -math.inf
         return scores
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return samples along the axes, from the centre as it is."""
+        return (x - self.centre) @ self.axes
+
+    def more(self, counts: Tensor, changed: Changed, shrinkage: float) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of more samples.
+
+        As `without`, it gives all samples of a class other weights and moves the centre.
+        """
+        means = changed.means(self.means, counts)
+        centre = means.mean(0)
+        u = torch.cat([changed.x, centre.unsqueeze(0)])
+        before = _padded(self.counts.unsqueeze(1), len(counts)).squeeze(1).clamp(min=1)
+        shares = 1 / counts[changed.y] - (~changed.new) / before[changed.y]
+        weights = torch.cat([shares, -torch.ones_like(shares[:1]) * len(counts)])
+        penalty = shrinkage / (1 - shrinkage) * float(self.values.sum() + weights @ u.square().sum(1)) / len(self.axes)
+        inverse = (self.values + penalty).reciprocal()
+        weight = (means - centre) * inverse
+        weight = weight - weight @ u.T @ _core(inverse, u, weights) @ (u * inverse)
+        return weight @ self.axes.T, 1 / len(counts) - weight @ (centre + self.centre @ self.axes)
+
+
+def _padded(rows: Tensor, number: int) -> Tensor:
+    """Return rows, and more of zeros up to a number."""
+    return F.pad(rows, (0, 0, 0, number - len(rows)))
+
+
+def _core(inverse: Tensor, u: Tensor, weights: Tensor) -> Tensor:
+    """Return ``C`` of ``(D^-1 + u' W u)^-1 = D - D u' C u D``, of the diagonals ``D``, the inverse, and ``W``."""
+    gram = (u * inverse) @ u.T
+    core: Tensor = torch.linalg.solve(torch.eye(len(u)).to(u) + weights.unsqueeze(1) * gram, weights.diag())
+    return core
 
 
 def _span(classes: Classes, x: Tensor, y: Tensor) -> Tensor | None:
@@ -314,7 +404,17 @@ def fitted(
     weight, bias = form.solve(best)
     left_out = factor * form.left_out(best)
     logits = (factor * _centred(weight.T).T, factor * _centred(bias), _centred(left_out))
-    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form)
+    link = None
+    if kind.bent:
+        bends = [bend / factor for bend in BENDS] if len(y) and len(classes.counts) > 1 else []
+        tried = [(*calibrated((bend * logits[2]).asinh(), y), bend) for bend in bends]
+        link = torch.tensor(min(tried, default=(0.0, 1.0, 1.0))[:0:-1]).to(x)
+    return Closed(logits[0], logits[1], best, least, judged, logits[2], factor, form, link)
+
+
+def linked(logits: Tensor, link: Tensor | Sequence[float] | None) -> Tensor:
+    """Return logits that are calibrated: large responses differ by less than they say."""
+    return logits if link is None else link[1] * (link[0] * logits).asinh()
 
 
 def _centred(logits: Tensor) -> Tensor:

@@ -310,6 +310,7 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "amax": _largest,
     "adaptive_avg_pool2d": _global_pool,
     "add": _node("Add", "self", "other", alpha=1),
+    "asinh": _node("Asinh"),
     "avg_pool2d": _average_pool,
     "batch_norm": _batch_norm,
     "cat": _cat,

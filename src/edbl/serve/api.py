@@ -175,7 +175,7 @@ async def teach(request: Request, model: str, yes: Yes = False) -> Response:
                 errors.append({"file": given.id, "error": GONE})
             else:
                 photos.append((held, uploads.label(given.label, here.limits)))
-    taught = await here.change(found, lambda: found.teach(photos, yes, False) if photos else nothing(found))
+    taught = await here.change(found, lambda: found.teach(photos, yes, False) if photos else nothing(found), soon=True)
     here.metrics.add("photos_taught", taught["learnt"] + taught["staged"])
     return answer({**taught, "errors": [*errors, *taught["errors"]]})
 
@@ -318,7 +318,7 @@ async def forget(request: Request, model: str) -> Response:
 async def history(request: Request, model: str) -> Response:
     """Return the versions."""
     found = await changed(request, model)
-    return answer({"history": await desk(request).read(found, found.history)})
+    return answer({"history": await desk(request).work(found, found.history)})
 
 
 @router.post(

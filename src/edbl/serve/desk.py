@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from starlette.background import BackgroundTask
@@ -24,6 +24,7 @@ from edbl.serve.shelf import Shelf
 from edbl.serve.uploads import File
 
 BATCH = 64  # photos, most
+PAUSE, LONGEST = 2.0, 60.0  # seconds before what can wait is done, and before it is tried again
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ class Desk:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._batches: dict[str, Batches[Shown, Shown]] = {}
         self.ending = asyncio.Event()
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._untidy: set[Served] = set()
         self._later: dict[Served, asyncio.Task[None]] = {}
         self.streams = 0
 
@@ -76,21 +79,28 @@ class Desk:
         """Do work that changes nothing."""
         return await self._in(self._readers, model, work)
 
-    async def change(self, model: Served, work: Callable[[], T]) -> T:
-        """Make a change; whoever asked may leave meanwhile, and it is made all the same."""
-        done = asyncio.ensure_future(self._in(self._writer, model, work))
+    async def change(self, model: Served, work: Callable[[], T], soon: bool = False) -> T:
+        """Make a change; whoever asked may leave meanwhile, and it is made all the same.
+
+        What was put off is done before, unless the change takes it into account: one that is to be made ``soon``.
+        """
+        done = asyncio.ensure_future(self._in(self._writer, model, work if soon else _after(model, work)))
         try:
             result = await asyncio.shield(done)
         finally:
             if done.done():
                 self.metrics.add("changes")
+        self._untidy.add(model)
         if model not in self._later or self._later[model].done():
             self._later[model] = asyncio.get_running_loop().create_task(self._tidy(model))
         return result
 
     async def work(self, model: Served, work: Callable[[], T]) -> T:
-        """Do work that changes nothing and takes long: it has its turn among changes, as it needs what they need."""
-        return await self._in(self._writer, model, work)
+        """Do work that changes nothing and takes long: it has its turn among changes, as it needs what they need.
+
+        What was put off is done before, where it can be.
+        """
+        return await self._in(self._writer, model, _after(model, work, EdblError, OSError))
 
     async def make(self, work: Callable[[], T]) -> T:
         """Make a model."""
@@ -113,11 +123,18 @@ class Desk:
         )
 
     async def _tidy(self, model: Served) -> None:
-        """Let a model do what can wait, once nothing was changed for a while."""
-        idle = getattr(model, "idle", None)
-        if idle is not None:
-            await asyncio.sleep(2)
-            await self._in(self._writer, model, idle)
+        """Let a model do what can wait, once nothing was changed for a while; other changes come between its parts."""
+        pause = PAUSE
+        while model in self._untidy:
+            await asyncio.sleep(pause)
+            self._untidy.discard(model)
+            try:
+                while (part := await self._in(self._ahead, model, model.ahead)) is not None:
+                    await self._in(self._writer, model, part)
+                await self._in(self._writer, model, model.idle)
+            except Refused:  # another process works there, or the disk is full
+                self._untidy.add(model)
+                pause = min(2 * pause, LONGEST)
 
     async def _in(self, pool: ThreadPoolExecutor, model: Served | None, work: Callable[[], T]) -> T:
         if model is not None and pool is self._writer:
@@ -148,11 +165,20 @@ class Desk:
         """Finish all that is under way."""
         for later in self._later.values():
             later.cancel()
-        for pool in (self._decoders, self._readers, self._writer):
+        for pool in (self._decoders, self._readers, self._ahead, self._writer):
             pool.shutdown(wait=True)
         for batches in self._batches.values():
             batches.close()
         self.shelf.close()
+
+
+def _after(model: Served, work: Callable[[], T], *pardoned: type[Exception]) -> Callable[[], T]:
+    def both() -> T:
+        with suppress(*pardoned):
+            model.finish()
+        return work()
+
+    return both
 
 
 def event(name: str, values: Any) -> str:

@@ -1,7 +1,7 @@
 """What a served model can be asked and told: one interface, for a folder that learns and for a file that does not."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,16 @@ class Served(ABC):
     @abstractmethod
     def info(self) -> Values:
         """Return what the model is."""
+
+    def finish(self) -> None:  # noqa: B027 - where nothing is put off, nothing is to do
+        """Do what was put off, before anything else is changed or told."""
+
+    def ahead(self) -> Callable[[], None] | None:
+        """Work out a part of it, beside all else, and return what completes that part; None if nothing is left."""
+        return None
+
+    def idle(self) -> None:  # noqa: B027 - as for `finish`
+        """Do what may be left undone."""
 
     def rest(self) -> None:  # noqa: B027 - where nothing can be read again, all stays
         """Let go of what can be read again, as others were wanted since."""

@@ -1,7 +1,8 @@
 """A model in a folder, loaded once: what it is asked, and each change of it, by what the command line does too."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from edbl import store
 from edbl.app import bundle as disk
-from edbl.app import edit, honest, joining, page, versions
-from edbl.app.at_once import AtOnce, Given, Learnt
+from edbl.app import edit, honest, joining, lessons, page, versions
+from edbl.app.at_once import AtOnce, Given, Learnt, file_of
 from edbl.app.description import Bundle, Settings
 from edbl.app.export import export_folder
 from edbl.app.honest import Left
@@ -35,6 +36,7 @@ from edbl.serve.staged import Staged, Waiting
 from edbl.serve.updates import Updates
 
 STOPPING = 10.0  # seconds that an update may take to end when the server does
+LAST = 2.0  # seconds in which photos that are answered by already are then still learnt
 USUAL = 1024  # pixels of a side of the photos that a new model may expect
 
 
@@ -69,6 +71,9 @@ class Taught(Learning):
         self.settings  # noqa: B018 - what cannot be is said now
         if disk.exists(folder):
             self._drop_known()
+            if lessons.wait(folder):  # a server was killed, or another one is at it
+                with suppress(EdblError, OSError):
+                    self._at_once.finish()
 
     @property
     def settings(self) -> Settings:
@@ -135,20 +140,20 @@ class Taught(Learning):
 
     def _predictor(self) -> Predictor | None:
         """Return what answers, by the files as they are: others may change the model too."""
-        try:
-            found = (self.folder / disk.MODEL).stat()
-        except FileNotFoundError:
+        if (file := file_of(self.folder)) is None:
             return None
-        seen = found.st_ino, found.st_size, found.st_mtime_ns
         with self._loading:
-            asked = self._asked
+            asked, now = self._asked, self._at_once.now
+            seen = file, now.bundle.version if now else None
             if asked is None or asked[0] != seen:
-                self._asked = asked = seen, Predictor(self.folder, None, str(self.device))
+                found = asked[1] if asked and now else Predictor(self.folder, None, str(self.device))
+                self._asked = asked = seen, found.by(now.answers, now.bundle) if now else found
             return asked[1]
 
     def info(self) -> Values:
         """Return what the model is."""
-        bundle = disk.settle(self.folder) if disk.exists(self.folder) else None
+        now = self._at_once.now
+        bundle = now.bundle if now else disk.settle(self.folder) if disk.exists(self.folder) else None
         values = told.info(self.folder, bundle, bundle.settings if bundle else self.settings)
         staged = len(self._staged.waiting())
         return {"name": self.name, **values, "staged": staged, "updating": self._updates.running}
@@ -164,7 +169,7 @@ class Taught(Learning):
             Given(s.id, label, s.file, x[0], s.pixels if pixels else None)
             for (s, label), x in zip(photos, features, strict=True)
         ]
-        done = self._at_once.teach(given, self.settings, yes, relabel)
+        done = self._at_once.soon(given, yes) or self._at_once.teach(given, self.settings, yes, relabel)
         if not done.doubts:
             refused = {one.digest for one, _ in done.refused}
             for one, _ in photos:
@@ -272,6 +277,7 @@ class Taught(Learning):
 
     def join(self, other: Learning) -> None:
         """Take in what another model has learnt."""
+        other.finish()
         joining.take_in(self.folder, other.place)
 
     def forget(self, classes: Sequence[str]) -> None:
@@ -379,8 +385,18 @@ class Taught(Learning):
         """Write the model as an ONNX file."""
         export_folder(self.folder, place)
 
+    def finish(self) -> None:
+        """Learn the photos that are answered by already."""
+        self._at_once.finish()
+
+    def ahead(self) -> Callable[[], None] | None:
+        """Solve with the first of them, and return what makes that a version."""
+        return self._at_once.ahead()
+
     def rest(self) -> None:
         """Let go of tensors; what is asked or taught next reads them again."""
+        with suppress(EdblError, OSError):
+            self.finish()
         self._asked = None
         self._at_once.drop()
 
@@ -389,8 +405,10 @@ class Taught(Learning):
         self._at_once.save_sums()
 
     def close(self) -> None:
-        """Stop an update at its last checkpoint, and write what saves work the next time."""
+        """Stop an update, and write what saves work the next time."""
         self._updates.stop(STOPPING)
+        with suppress(EdblError, OSError):  # what is left waits on the disk
+            self._at_once.finish(LAST)
         self._at_once.save_sums()
 
     def _words(self, error: EdblError | OSError) -> str:

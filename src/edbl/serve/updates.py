@@ -14,6 +14,7 @@ from edbl.engine.progress import Count
 from edbl.errors import EdblError
 from edbl.serve.model import Values
 from edbl.serve.refusals import Refused
+from edbl.text import watched
 
 
 class _Stopped(Exception):
@@ -46,10 +47,9 @@ class Updates:
         self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:
-        """End an update at its next step; it can be continued.
+        """End an update at its next photo or step; what it has done stays, and it can be continued.
 
-        While photos are read, or features are computed, there is no step: after some ``seconds`` it is left to end with
-        the process, which may be killed at any moment.
+        After some ``seconds`` it is left to end with the process, which may be killed at any moment.
         """
         self._end.set()
         if self._thread is not None:
@@ -73,14 +73,18 @@ class Updates:
 
     def _run(self, request: Request, photos: Sequence[Photo]) -> None:
         try:
-            with increment(self.folder, request, device=self.device, yes=True, say=_silent, given=photos) as begun:
+            with (
+                watched(self._heed),
+                increment(self.folder, request, device=self.device, yes=True, say=_silent, given=photos) as begun,
+            ):
                 if begun is None:
                     raise EdblError("there is nothing to learn: the model has all these photos already")
                 digests = list(begun.begun.digests)
                 begun.prepare()
-                if self._end.is_set():
-                    raise _Stopped
-                bundle = begun.commit(begun.learn(_News(self._tell, self._end)))
+                self._heed()
+                learnt = begun.learn(_News(self._tell, self._heed))
+                with watched(lambda: None):  # it is written whole
+                    bundle = begun.commit(learnt)
             self._learnt(digests)
             self._tell("done", {"version": bundle.version})
         except _Stopped:
@@ -91,6 +95,10 @@ class Updates:
             self._tell("error", {"error": "the update ended with an error of the program; the server's log has it"})
             raise
 
+    def _heed(self) -> None:
+        if self._end.is_set():
+            raise _Stopped
+
     def _tell(self, name: str, values: Values) -> None:
         with self._news:
             self._last = self._last[0] + 1, name, values
@@ -100,9 +108,9 @@ class Updates:
 class _News(Count):
     """Tell how far an update is, and end it where it should."""
 
-    def __init__(self, tell: Callable[[str, Values], None], end: threading.Event) -> None:
+    def __init__(self, tell: Callable[[str, Values], None], heed: Callable[[], None]) -> None:
         super().__init__()
-        self._tell, self._end = tell, end
+        self._tell, self._heed = tell, heed
 
     def phase(self, task: int, name: str, epochs: int, done: int) -> None:
         super().phase(task, name, epochs, done)
@@ -113,8 +121,7 @@ class _News(Count):
         self._progress()
 
     def step(self, losses: Tensor, number: int, images: int) -> None:
-        if self._end.is_set():
-            raise _Stopped
+        self._heed()
         super().step(losses, number, images)
 
     def _progress(self) -> None:
