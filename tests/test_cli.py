@@ -155,8 +155,10 @@ def test_version(cli: Cli) -> None:
 def test_options_are_listed_with_values_and_meanings(cli: Cli, tmp_path: Path) -> None:
     listed = " ".join(cli("list", "options", "edbl", "--data", "cifar100", "--preset", "paper").out.split())
     assert set(Recipe.keys("edbl")) <= set(listed.split())
-    assert "options.gamma 300.0 preset paper (Table 6) scale of the class weights lambda_k (Table 6)" in listed
-    counts = 'options.counts "raw" preset paper (as printed) n_k: images, or label mass after re-sampling (A6)'
+    assert "options.gamma 300.0 preset paper (Table 6) scale of the class weights lambda_k; Table 6 (A5)" in listed
+    counts = (
+        'options.counts "raw" preset paper (as printed) n_k: raw images, or effective label mass after re-sampling (A6)'
+    )
     assert f"{counts} (raw, effective)" in listed
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom edbl.config import option\nfrom edbl.methods.base import Method\n\n\n"
