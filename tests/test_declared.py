@@ -13,18 +13,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 import edbl
 from edbl import EdblError
-from edbl.nets import pretrained
 from edbl.serve.declared import OPERATORS, check
 from edbl.serve.exported import Exported
 from edbl.serve.limits import Limits
 from edbl.serve.run import Server, Wanted
-from tests.serving import Stand, lesson, served
-from tests.test_serve import NEW, M
+from tests.serving import NEW, M, lesson, served
 
-
-@pytest.fixture(autouse=True)
-def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretrained, "find", lambda name: Stand())
+pytestmark = pytest.mark.usefixtures("stand_in")
 
 
 @pytest.fixture
