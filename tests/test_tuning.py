@@ -17,10 +17,13 @@ import pytest
 from edbl import EdblError, Recipe, records, run
 from edbl.config import Search, toml_value
 from edbl.engine.progress import Progress
+from edbl.errors import Diverged
+from edbl.fleet.jobs import Lost
 from edbl.methods import methods
 from edbl.store import turn
 from edbl.tuning import results
 from edbl.tuning import space as spaces
+from edbl.tuning.elsewhere import Trials
 from edbl.tuning.search import Plan, Searcher, Tally, folder_of
 from edbl.tuning.storage import LINES
 from tests.conftest import Cli
@@ -317,6 +320,26 @@ def test_trials_that_fail_count_and_three_in_a_row_end_it(tmp_path: Path) -> Non
     other = Searcher(plan(file), tmp_path / "wrong")
     with pytest.raises(EdblError, match="3 trials in a row failed; the last one: unknown classifier 'nmee'"):
         work(other, 9)
+
+
+def test_a_trial_that_a_cluster_lost_is_left_to_the_next_command(tmp_path: Path) -> None:
+    said: list[str] = []
+    lost = Lost("its node died, 3 times; it can continue")
+    for _ in range(2):
+        trials = Trials(Searcher(plan(), tmp_path / "out"), 2, said.append)
+        with suppress(Lost), trials.search.working():
+            assert trials.next() == (0, None)
+            trials.over(0, lost)
+            pytest.fail("it was told nobody")
+        assert trials.search.tally() == Tally(0, 0, 0, 1)
+    trials = Trials(Searcher(plan(), tmp_path / "out"), 2, said.append)
+    with trials.search.working():
+        assert trials.next() == (0, None)
+        assert trials.next() == (1, None)
+        assert trials.next() is None
+        assert trials.over(0, Diverged("the loss became nan")) == "the loss became nan"
+        assert trials.over(1, EdblError("bad")) == "bad"
+    assert trials.search.tally() == Tally(0, 0, 2, 0)
 
 
 def test_a_journal_that_was_cut_off_is_mended(searched: Searcher, tmp_path: Path) -> None:
