@@ -31,12 +31,17 @@ from edbl.fleet.parcels import Packer, Parcel, as_arrays, as_dataset, pack, unpa
 from edbl.logs import LOGS, quiet
 from edbl.records import Record
 from edbl.store import lock
+from edbl.studies import small
+from edbl.studies.study import SHARED
 from edbl.tuning.storage import optuna, storage
 from tests.conftest import Cli
 from tests.test_logs import agrees
 from tests.test_logs import read as read_log
 from tests.test_logs import recipe as logged_recipe
 from tests.test_many import BROKEN, wait_for
+from tests.test_queue import TABLE
+from tests.test_studies import QUICK as QUICK_STUDY
+from tests.test_studies import STUDY
 
 QUIET = Console(quiet=True)
 STORE = 100 * 2**20  # bytes of a node's store
@@ -310,6 +315,40 @@ def test_a_search_has_the_trials_of_one_machine_though_its_process_is_killed(
         path.unlink()
     assert_same_files(far / "trials", near / "trials")
     assert not list((far / "workers").iterdir())
+
+
+# With a cluster that the command starts.
+
+
+def test_a_study_on_a_cluster_keeps_what_it_keeps_here(tmp_path: Path, cli: Cli) -> None:
+    pytest.importorskip("ray")
+    study = tmp_path / "temperature.toml"
+    study.write_text(STUDY.partition("[candidates.mixed]")[0])
+    (tmp_path / SHARED).write_text(QUICK_STUDY)
+    for name, words in (("far", ["--on", "local"]), ("near", ["--at-once", "1"])):
+        done = cli("study", study, *words, "--runs", tmp_path / f"runs-{name}", "--results", tmp_path / name)
+        assert done.code == 0, done.err
+        assert ("Ray cluster of 1 node" in done.out) == (name == "far")
+        assert "rule: The best sum of both classifiers." in done.out
+    assert len(list((tmp_path / "near").rglob(records.RECORD))) == 2
+    assert_same_files(tmp_path / "far", tmp_path / "near")
+
+
+def test_the_small_scale_on_a_cluster_keeps_what_it_keeps_here(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(small, "find", {TABLE.name: replace(TABLE, rows=TABLE.rows[:2])}.__getitem__)
+    for name, words in (("far", ["--on", "local"]), ("near", ["--at-once", "1"])):
+        places = ["--runs", tmp_path / f"runs-{name}", "--results", tmp_path / name]
+        done = cli("reproduce", TABLE.name, "--scale", "small", *words, *places)
+        assert done.code == 0, done.err
+        assert ("Ray cluster of 1 node" in done.out) == (name == "far")
+        assert done.out.count(": done") == 2
+        assert TABLE.title in done.out
+    notes = [records.read(path.parent).notes for path in sorted((tmp_path / "far").rglob(records.RECORD))]
+    assert [any("first task shared with" in note for note in told) for told in notes] == [True, False]
+    assert_same_files(tmp_path / "far", tmp_path / "near")
 
 
 # Without a cluster.
