@@ -28,7 +28,7 @@ from edbl.store import LOCK, delete, lock, refuse_links, turn
 from edbl.text import count
 from edbl.tuning import space as spaces
 from edbl.tuning.space import SearchFile
-from edbl.tuning.storage import ERROR, IDENTITY, JOURNAL, WORKER, asking, optuna, storage
+from edbl.tuning.storage import ERROR, IDENTITY, JOURNAL, WORKER, asking, optuna, storage, trials_of
 from edbl.tuning.trial import attempt
 
 TRIALS, WORKERS = "trials", "workers"  # folders of runs, and of locks of processes
@@ -138,6 +138,8 @@ class Searcher:
             study.set_user_attr(IDENTITY, identity)
         elif kept != identity:
             raise EdblError(f"{self.folder} holds another search: {_difference(kept, identity)}; use another folder")
+        if study.direction != optuna().study.StudyDirection.MAXIMIZE:
+            raise EdblError(f"{self.folder} holds a search for the least accuracy; use another folder, or storage")
         return name
 
     def study(self, number: int = 0) -> Any:
@@ -188,7 +190,7 @@ class Searcher:
         """Return the next trial for this process, of a killed one or a new one; None if there are so many already."""
         with asking(self.folder), turn(self.folder):
             module, study = optuna(), self.study()
-            there = study.get_trials(deepcopy=False)
+            there = trials_of(study, self.folder)
             for one in there:
                 running = one.state == module.trial.TrialState.RUNNING
                 if running and one.number < trials and self._is_left(one):
@@ -266,7 +268,7 @@ class Searcher:
     def trials(self) -> list[Any]:
         """Return all trials, as Optuna has them."""
         with asking(self.folder):
-            found: list[Any] = self.study().get_trials(deepcopy=False)
+            found = trials_of(self.study(), self.folder)
             for trial in found:
                 self.values(trial)
         return found
@@ -292,7 +294,9 @@ class Searcher:
                 if not where.among and not where.low - slack <= value <= where.high + slack:
                     raise ValueError
             except (LookupError, TypeError, ValueError) as error:
-                raise EdblError(f"trial {trial.number} of {self.folder} chose what is not searched: {key}") from error
+                raise EdblError(
+                    f"trial {trial.number} of {self.folder} chose what is not searched: {key[:99]}"
+                ) from error
         return found
 
     def sentence(self) -> str:
