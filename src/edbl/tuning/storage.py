@@ -166,6 +166,10 @@ def storage(folder: Path, url: str | None) -> Any:
     storages = optuna().storages
     if url is not None:
         try:
+            place = import_module("sqlalchemy").engine.make_url(url)
+            if place.get_backend_name() == "sqlite" and place.database:
+                with suppress(FileNotFoundError), opened(Path(place.database)):
+                    pass  # a pipe, which would be waited for, is refused
             return storages.RDBStorage(url)
         except Exception as error:  # of many packages, as many as there are databases
             why = str(error).strip().partition("\n")[0]
