@@ -437,7 +437,11 @@ def test_a_database_of_somebody_else_is_refused_in_a_line_or_two(
 def test_a_database_that_is_no_file_of_one_is_refused(tmp_path: Path, cli: Cli) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "text").write_text("no database at all")
-    for name, why in (("pipe", "it is not a regular file"), ("text", "file is not a database"), (".", "Is a directory")):
+    for name, why in (
+        ("pipe", "it is not a regular file"),
+        ("text", "file is not a database"),
+        (".", "Is a directory"),
+    ):
         words = ("tune", "finetune", "--preset", "quick", "--storage", f"sqlite:///{tmp_path / name}")
         done = cli(*words, "--out", tmp_path / "out")
         assert (done.code, why in done.err, len(done.err.splitlines())) == (2, True, 1), done.err

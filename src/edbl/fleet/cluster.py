@@ -84,13 +84,13 @@ class Cluster:
         return odd
 
     def check_left(self) -> None:
-        """Refuse to wait for a cluster that has no node any more but those that are refused; others may have died."""
-        left = [node["NodeID"] for node in self.nodes() if node["NodeID"] not in self.refused]
-        if not left and self.refused:
+        """Refuse to wait for nodes of which all that could make runs are refused; others may have died meanwhile."""
+        nodes = self.nodes()
+        if not nodes:
+            raise EdblError("no node is left: all of the cluster are gone\nstart one; the same command continues there")
+        if self.refused and not any(n["Resources"].get("CPU") for n in nodes if n["NodeID"] not in self.refused):
             odd = list(self.refused.values())[-1]
             raise EdblError(f"no node is left: the last one has {odd}\nmake them alike, or set cluster.mixed")
-        if not left:
-            raise EdblError("no node is left: all of the cluster are gone\nstart one; the same command continues there")
 
     def options(self, device: str) -> dict[str, Any]:
         """Return how Ray is to place a run: with what it takes, and on no node that is refused."""

@@ -1,6 +1,6 @@
 """Many runs on a cluster by Ray: recipes in, records out, in the folders where one machine would have put them.
 
-Ray decideswhere and when; here is only what goes there with a run, and what becomes of what comes back. Each run is a
+Ray decides where and when; here is only what goes there with a run, and what becomes of what comes back. Each run is a
 Ray task, which sends what it writes: this process writes that into the run's folder, whose lock it has, so no disk need
 be shared. A run whose node died goes on elsewhere from what was sent last, and so do all runs if this process is killed
 and the same command is given again.
