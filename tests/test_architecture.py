@@ -95,7 +95,7 @@ LAYERS = {
         "text",
         "users",
     ],
-    "tuning": ["config", "engine", "logs", "methods", "recipe", "records", "report", "store", "text", "users"],
+    "tuning": ["config", "engine", "fleet", "logs", "methods", "recipe", "records", "report", "store", "text", "users"],
     "bench": ["data", "engine", "fleet", "memory", "methods", "nets", "schedule"],
     "app": [
         "config",

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +28,20 @@ from edbl.fleet.cluster import Cluster, kind_of, ray_module, usual_kind
 from edbl.fleet.jobs import Ended, Job
 from edbl.fleet.many import Where, _Results, run_many
 from edbl.fleet.parcels import Packer, Parcel, as_arrays, as_dataset, pack, unpack
+from edbl.logs import LOGS, quiet
 from edbl.records import Record
 from edbl.store import lock
+from edbl.studies import small
+from edbl.studies.study import SHARED
+from edbl.tuning.storage import optuna, storage
 from tests.conftest import Cli
+from tests.test_logs import agrees
+from tests.test_logs import read as read_log
+from tests.test_logs import recipe as logged_recipe
 from tests.test_many import BROKEN, wait_for
+from tests.test_queue import TABLE
+from tests.test_studies import QUICK as QUICK_STUDY
+from tests.test_studies import STUDY
 
 QUIET = Console(quiet=True)
 STORE = 100 * 2**20  # bytes of a node's store
@@ -120,9 +132,9 @@ class Slow(RKD):
 """
 
 
-def reached(folder: Path, task: int) -> bool:
-    """Tell whether a run is in the middle of a task."""
-    return any(folder.glob(f"checkpoints/task-{task}-phase-0-epoch-*.json"))
+def reached(folder: Path, tasks: str) -> bool:
+    """Tell whether a run is in the middle of one of some tasks."""
+    return any(folder.glob(f"checkpoints/task-{tasks}-phase-0-epoch-*.json"))
 
 
 def test_neither_who_gave_runs_there_nor_a_node_that_dies_loses_any(
@@ -137,14 +149,14 @@ def test_neither_who_gave_runs_there_nor_a_node_that_dies_loses_any(
     folders = [out / f"slow-seed{seed}" for seed in (0, 1)]
     with (tmp_path / "said").open("w") as told:
         process = subprocess.Popen([*command, "--on", two_nodes.address, "--out", out], stdout=told, stderr=told)
-        wait_for("both are in their first task", 120, lambda: all(reached(folder, 0) for folder in folders))
+        wait_for("both have begun", 120, lambda: all(reached(folder, "[0-9]") for folder in folders))
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL, (tmp_path / "said").read_text()
     began = [records.read(folder) for folder in folders]
-    assert [(record.status, record.finished) for record in began] == [("running", 0)] * 2
+    assert [record.status for record in began] == ["running"] * 2
 
     def kill() -> None:
-        wait_for("both are in their second task", 120, lambda: all(reached(folder, 1) for folder in folders))
+        wait_for("both are in later tasks", 120, lambda: all(reached(folder, "[1-9]") for folder in folders))
         two_nodes.remove_node(two_nodes.worker_nodes.copy().pop(), allow_graceful=False)
 
     killer = threading.Thread(target=kill)
@@ -240,6 +252,105 @@ def test_a_node_with_another_version_is_refused_or_noted(
     assert [re.fullmatch(f"made with {odd}, as most of its list", note) is not None for note in record.notes] == [True]
 
 
+def test_logs_are_written_where_the_command_runs(
+    two_nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of runs at the same time too, and of wandb and MLflow, which write beside the folders of runs."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    jobs = [Job(replace(logged_recipe(), seed=seed), tmp_path / f"seed{seed}" / "run") for seed in (0, 1)]
+    made = run_many(jobs, 2, QUIET, logged=list(LOGS), where=Where(two_nodes.address))
+    for job, record in zip(jobs, made, strict=True):
+        for name in LOGS:
+            agrees(read_log(name, job.folder), record)
+        assert not (job.folder / "wandb.jsonl").exists()
+    with quiet():
+        import_module("wandb").teardown()
+
+
+SEARCH = """
+sampler = "random"
+
+[settings]
+schedule.epochs = 2
+checkpoint_seconds = 0.0
+
+[space]
+schedule.lr = { low = 1e-4, high = 0.3, log = true }
+"""
+
+
+def searched(folder: Path) -> list[tuple[object, ...]]:
+    """Return what is in the storage of a search, trial by trial."""
+    trials = optuna().load_study(study_name="edbl", storage=storage(folder, None)).trials
+    return [(one.state.name, one.params, one.value, one.intermediate_values) for one in trials]
+
+
+def test_a_search_has_the_trials_of_one_machine_though_its_process_is_killed(
+    two_nodes: Any, tmp_path: Path, cli: Cli
+) -> None:
+    pytest.importorskip("optuna")
+    (tmp_path / "search.toml").write_text(SEARCH)
+    words = ["tune", "finetune", "--data", "digits", "--preset", "quick", "--tasks", "3", "--set", "net.backbone=mlp"]
+    words += ["--search", str(tmp_path / "search.toml"), "--seed", "2", "--trials", "7"]
+    far, near = tmp_path / "far", tmp_path / "near"
+    elsewhere = ["--on", two_nodes.address, "--at-once", "1", "--log", "tensorboard", "--out", str(far)]
+    with (tmp_path / "said").open("w") as told:
+        process = subprocess.Popen([sys.executable, "-m", "edbl", *words, *elsewhere], stdout=told, stderr=told)
+        wait_for("one trial is over", 120, (far / "trials" / "0001" / records.RECORD).exists)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL, (tmp_path / "said").read_text()
+    done = cli(*words, *elsewhere)
+    assert done.code == 0, done.err
+    assert "trial 0:" not in done.out
+    assert "trial 6:" in done.out
+    assert cli(*words, "--out", near).code == 0
+    assert searched(far) == searched(near)
+    assert {one[0] for one in searched(near)} == {"COMPLETE", "PRUNED"}
+    assert (far / "best.toml").read_text().partition("# begun")[0] == (near / "best.toml").read_text().partition(
+        "# begun"
+    )[0]
+    assert list((far / "trials" / "0000" / "tensorboard").iterdir())
+    for path in (far / "trials").glob("*/tensorboard/*"):
+        path.unlink()
+    assert_same_files(far / "trials", near / "trials")
+    assert not list((far / "workers").iterdir())
+
+
+# With a cluster that the command starts.
+
+
+def test_a_study_on_a_cluster_keeps_what_it_keeps_here(tmp_path: Path, cli: Cli) -> None:
+    pytest.importorskip("ray")
+    study = tmp_path / "temperature.toml"
+    study.write_text(STUDY.partition("[candidates.mixed]")[0])
+    (tmp_path / SHARED).write_text(QUICK_STUDY)
+    for name, words in (("far", ["--on", "local"]), ("near", ["--at-once", "1"])):
+        done = cli("study", study, *words, "--runs", tmp_path / f"runs-{name}", "--results", tmp_path / name)
+        assert done.code == 0, done.err
+        assert ("Ray cluster of 1 node" in done.out) == (name == "far")
+        assert "rule: The best sum of both classifiers." in done.out
+    assert len(list((tmp_path / "near").rglob(records.RECORD))) == 2
+    assert_same_files(tmp_path / "far", tmp_path / "near")
+
+
+def test_the_small_scale_on_a_cluster_keeps_what_it_keeps_here(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(small, "find", {TABLE.name: replace(TABLE, rows=TABLE.rows[:2])}.__getitem__)
+    for name, words in (("far", ["--on", "local"]), ("near", ["--at-once", "1"])):
+        places = ["--runs", tmp_path / f"runs-{name}", "--results", tmp_path / name]
+        done = cli("reproduce", TABLE.name, "--scale", "small", *words, *places)
+        assert done.code == 0, done.err
+        assert ("Ray cluster of 1 node" in done.out) == (name == "far")
+        assert done.out.count(": done") == 2
+        assert TABLE.title in done.out
+    notes = [records.read(path.parent).notes for path in sorted((tmp_path / "far").rglob(records.RECORD))]
+    assert [any("first task shared with" in note for note in told) for told in notes] == [True, False]
+    assert_same_files(tmp_path / "far", tmp_path / "near")
+
+
 # Without a cluster.
 
 
@@ -250,7 +361,6 @@ def test_a_node_with_another_version_is_refused_or_noted(
         (["--on", "somewhere"], "cluster.address (--on) = somewhere: give auto, local, or HOST:PORT"),
         (["--on", " "], "--on is empty"),
         (["--mixed"], "--mixed is about the nodes of a cluster; give --on"),
-        (["--on", "auto", "--log", "wandb"], "--log wandb writes beside the folder of a run"),
     ],
 )
 def test_mistakes_are_explained(words: Sequence[str], message: str, cli: Cli, tmp_path: Path) -> None:
@@ -258,6 +368,22 @@ def test_mistakes_are_explained(words: Sequence[str], message: str, cli: Cli, tm
     assert (done.code, message in done.err) == (2, True), done.err
     assert "Traceback" not in done.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--at-once", "2"], "--at-once is about trials on a cluster; give --on"),
+        (["--mixed"], "--mixed is about the nodes of a cluster; give --on"),
+        (["--on", "somewhere"], "cluster.address (--on) = somewhere: give auto, local, or HOST:PORT"),
+    ],
+)
+def test_mistakes_of_searches_are_explained(words: Sequence[str], message: str, cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    done = cli("tune", "rkd", "--preset", "quick", *words, "--out", tmp_path / "search")
+    assert (done.code, message in done.err) == (2, True), done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "search").exists()
 
 
 def test_a_cluster_that_is_not_there(cli: Cli, tmp_path: Path) -> None:
@@ -301,6 +427,18 @@ def test_what_a_run_takes_and_waits_for(monkeypatch: pytest.MonkeyPatch) -> None
     one.refused["b"] = "old"
     assert one.options("auto")["label_selector"] == {"ray.io/node-id": "!in(b)"}
     assert (kind_of({"CPU": 1.0}), usual_kind([])) == ("", "")
+    assert (one.room("cpu"), one.room("auto")) == (12, 12), "30 shares of GPUs, and 12 cores"
+    one.check_left()
+    Ray.there = [node("b", CPU=8), node("head")]
+    with pytest.raises(EdblError, match="no node is left: the last one has old\n"):
+        one.check_left()
+    one.refused.clear()
+    assert one.room("cpu") == 8
+    one.check_left()
+    Ray.there = []
+    assert one.room("auto") == 1
+    with pytest.raises(EdblError, match="all of the cluster are gone"):
+        one.check_left()
 
 
 def test_versions_that_differ_are_named() -> None:

@@ -1,7 +1,9 @@
 """Images that are far from the device: the same bits as on it, little memory, and what may go wrong on the way."""
 
+import gc
 import os
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from edbl.data import far as module
 from edbl.data.far import Far, Held, OnDisk, as_tensor, far, near, placed
 from edbl.data.images import Images
 from edbl.engine.callbacks import Callback, Stop, TaskEnd
+from edbl.engine.learner import Learner
+from edbl.engine.progress import Progress
 from tests.test_contract import last_state
 from tests.vectors import seeded
 
@@ -60,6 +64,21 @@ def test_a_run_has_the_same_bits(method: str, tmp_path: Path) -> None:
     here, apart = states
     assert here.keys() == apart.keys()
     assert all(torch.equal(here[k].nan_to_num(), apart[k].nan_to_num()) for k in here)
+
+
+def test_exemplars_are_there_once_while_a_task_is_learnt(tmp_path: Path) -> None:
+    """A learner holds all exemplars, and each task has one of its own."""
+
+    class Watching(Progress):
+        learners: ClassVar[list[int]] = []
+
+        def phase(self, task: int, name: str, epochs: int, done: int) -> None:
+            self.learners.append(sum(type(thing) is Learner for thing in gc.get_objects()))
+
+    gc.collect()
+    small = {"net.backbone": "mlp", "stream.tasks": 3, "schedule.epochs": 1, "data.on": "host"}
+    run(Recipe.build("er", "digits", preset="quick", **small), tmp_path / "run", progress=Watching())
+    assert Watching.learners == [1, 1, 1]
 
 
 def test_a_run_goes_on_from_elsewhere(tmp_path: Path) -> None:

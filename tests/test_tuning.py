@@ -3,7 +3,9 @@
 import json
 import os
 import re
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,10 +19,13 @@ import pytest
 from edbl import EdblError, Recipe, records, run
 from edbl.config import Search, toml_value
 from edbl.engine.progress import Progress
+from edbl.errors import Diverged
+from edbl.fleet.jobs import Lost
 from edbl.methods import methods
 from edbl.store import turn
 from edbl.tuning import results
 from edbl.tuning import space as spaces
+from edbl.tuning.elsewhere import Trials
 from edbl.tuning.search import Plan, Searcher, Tally, folder_of
 from edbl.tuning.storage import LINES
 from tests.conftest import Cli
@@ -248,8 +253,6 @@ def test_the_page_has_all_of_it_and_loads_nothing(searched: Searcher) -> None:
 
 
 def test_the_same_command_goes_on_to_as_many_trials_as_it_says(searched: Searcher, tmp_path: Path) -> None:
-    import shutil
-
     shutil.copytree(searched.folder, tmp_path / "out")
     again = Searcher(plan(), tmp_path / "out")
     assert work(again, 5) == []
@@ -319,9 +322,27 @@ def test_trials_that_fail_count_and_three_in_a_row_end_it(tmp_path: Path) -> Non
         work(other, 9)
 
 
-def test_a_journal_that_was_cut_off_is_mended(searched: Searcher, tmp_path: Path) -> None:
-    import shutil
+def test_a_trial_that_a_cluster_lost_is_left_to_the_next_command(tmp_path: Path) -> None:
+    said: list[str] = []
+    lost = Lost("its node died, 3 times; it can continue")
+    for _ in range(2):
+        trials = Trials(Searcher(plan(), tmp_path / "out"), 2, said.append)
+        with suppress(Lost), trials.search.working():
+            assert trials.next() == (0, None)
+            trials.over(0, lost)
+            pytest.fail("it was told nobody")
+        assert trials.search.tally() == Tally(0, 0, 0, 1)
+    trials = Trials(Searcher(plan(), tmp_path / "out"), 2, said.append)
+    with trials.search.working():
+        assert trials.next() == (0, None)
+        assert trials.next() == (1, None)
+        assert trials.next() is None
+        assert trials.over(0, Diverged("the loss became nan")) == "the loss became nan"
+        assert trials.over(1, EdblError("bad")) == "bad"
+    assert trials.search.tally() == Tally(0, 0, 2, 0)
 
+
+def test_a_journal_that_was_cut_off_is_mended(searched: Searcher, tmp_path: Path) -> None:
     shutil.copytree(searched.folder, tmp_path / "out")
     journal = tmp_path / "out" / "journal" / LINES
     whole = journal.read_bytes()
@@ -357,6 +378,81 @@ def test_a_database_holds_a_search_too(tmp_path: Path, cli: Cli) -> None:
     assert "Chosen from 2 trials" in done.out
     assert "trial 0:" not in done.out
     assert not (tmp_path / "out" / "journal").exists()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a search of two trials."""
+    place = tmp_path_factory.mktemp("database")
+    work(Searcher(plan(), place / "out", f"sqlite:///{place / 'trials.db'}"), 2)
+    return place / "trials.db"
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value", "why"),
+    [
+        ("trials", "number", 2**62, "trial 1 of .* is none of a search"),
+        ("trials", "number", -1, "trial 0 of .* is none of a search"),
+        ("trials", "number", "one", "cannot be used"),
+        ("trials", "state", "WAITING", "trial 1 of .* is none of a search"),
+        ("trials", "state", "x" * 10**6, "cannot be used .* \\.\\.\\."),
+        ("trials", "state", "\x1b[31m", "cannot be used"),
+        ("trials", "datetime_start", "9999-99-99", "cannot be used"),
+        ("trial_values", "value", 1.5, "trial 1 of .* is none of a search"),
+        ("trial_values", "value_type", "INF_POS", "cannot be used|is none of a search"),
+        ("trial_values", "value", b"\xff", "cannot be used|is none of a search"),
+        ("trial_values", "objective", 7, "cannot be used"),
+        ("trial_intermediate_values", "intermediate_value", -1e308, "trial 1 of .* is none of a search"),
+        ("trial_intermediate_values", "intermediate_value", "x", "cannot be used|is none of a search"),
+        ("trial_params", "param_value", 1e308, "trial 1 of .* chose what is not searched"),
+        ("trial_params", "param_name", "data.name", "trial 1 of .* chose what is not searched: data.name"),
+        ("trial_params", "distribution_json", "[" * 10**5, "cannot be used"),
+        ("trial_params", "distribution_json", '{"name": "os.system", "attributes": {}}', "cannot be used"),
+        ("trial_user_attributes", "value_json", "3", "trial 1 of .* is none of a search"),
+        ("trial_user_attributes", "value_json", "no json", "cannot be used"),
+        ("study_user_attributes", "value_json", "3", "holds another search|cannot be used"),
+        ("study_directions", "direction", "MINIMIZE", "holds a search for the least accuracy"),
+    ],
+)
+def test_a_database_of_somebody_else_is_refused_in_a_line_or_two(
+    table: str, column: str, value: object, why: str, database: Path, tmp_path: Path, cli: Cli
+) -> None:
+    place = tmp_path / "trials.db"
+    shutil.copy(database, place)
+    connection = sqlite3.connect(place)
+    with connection:
+        last = f"(SELECT max(rowid) FROM {table})"
+        connection.execute(f"UPDATE {table} SET {column} = ? WHERE rowid = {last}", (value,))
+    connection.close()
+    given = [word for key, word in SMALL.items() if "." in key for word in ("--set", f"{key}={toml_value(word)}")]
+    words = ("finetune", "--preset", "quick", *given, "--storage", f"sqlite:///{place}", "--out", tmp_path / "out")
+    done = cli("tune", *words, "--trials", 2)
+    assert done.code == 2, done.out
+    assert re.search(why, done.err), done.err
+    assert len(done.err.strip().splitlines()) <= 2
+    assert len(done.err) < 500
+    assert "\x1b" not in done.err
+
+
+def test_a_database_that_is_no_file_of_one_is_refused(tmp_path: Path, cli: Cli) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_text("no database at all")
+    for name, why in (
+        ("pipe", "it is not a regular file"),
+        ("text", "file is not a database"),
+        (".", "Is a directory"),
+    ):
+        words = ("tune", "finetune", "--preset", "quick", "--storage", f"sqlite:///{tmp_path / name}")
+        done = cli(*words, "--out", tmp_path / "out")
+        assert (done.code, why in done.err, len(done.err.splitlines())) == (2, True, 1), done.err
+
+
+def test_a_database_has_as_many_trials_as_are_ever_made(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edbl.tuning.storage.MOST_TRIALS", 1)
+    with pytest.raises(EdblError, match="has over 1 trials; use another one"):
+        Searcher(plan(), tmp_path / "out", f"sqlite:///{database}").trials()
 
 
 COMMAND = ("-W", "error", "-m", "edbl", "tune", "edbl", "--data", "digits", "--preset", "quick", "--trials", "6")

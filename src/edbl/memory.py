@@ -106,11 +106,11 @@ class Memory:
         enter = int((shuffled[:size] >= before).sum())
         chosen = (shuffled[shuffled >= before] - before)[: max(enter, size - len(self))]
         stay = torch.randperm(len(self), generator=generator, device=generator.device)[: size - len(chosen)]
-        parts = [new[chosen.to(new.y.device)]]
-        if len(self):
-            parts.insert(0, self.images[stay.to(new.y.device)])
-        pooled = Images.cat(parts)
-        self.replace(pooled[pooled.y.argsort(stable=True)].here(), seen)
+        came = new[chosen.to(new.y.device)]
+        pooled = Images.cat([*self.classes, came]) if len(self) else came
+        order = torch.cat([stay, torch.arange(len(self), len(pooled), device=stay.device)]).to(new.y.device)
+        # Large images are brought here at once: each copy of all exemplars may fill much of a machine's memory.
+        self.replace(pooled[order[pooled.y[order].argsort(stable=True)]].here(), seen)
 
     def check(self, budget: Budget, seen: int) -> None:
         """Refuse more exemplars than a budget has for all ``seen`` classes; called after `end`."""

@@ -158,8 +158,6 @@ def _run(
 
     jobs = jobs_of(recipes, out)
     logs(logged)  # what is missing for them is said at once
-    if where.on and (lost := sorted(set(logged) - {"tensorboard"})):
-        raise EdblError(f"--log {lost[0]} writes beside the folder of a run, and --on brings back what is in it alone")
     if dry_run:
         _show_plan(jobs)
     elif len(jobs) == 1 and not where.on:
@@ -191,12 +189,13 @@ def _show_plan(jobs: "list[Job]") -> None:
 def _run_one(job: "Job", out: Path | None, data_dir: Path | None, logged: Sequence[str]) -> None:
     from edbl.engine.folders import is_done
     from edbl.fleet.jobs import make
+    from edbl.logs import logs
 
     with group.joined(job.recipe.device):
         if group.leads():
             is_done(job.folder, job.recipe)  # or something else that is there, and stays
         with stopping.one_run(job.folder, job.recipe.values()) as progress:
-            make(job, data_dir, progress, logged=logged)
+            make(job, data_dir, progress, callbacks=logs(logged))
     if not group.follows():
         _show([job.folder], out, job.folder)
 

@@ -291,7 +291,7 @@ def _learn_from(
             if teller.callbacks:
                 teller.task_end(record, task.seen)
             checkpoints.save_task(number, tensors)
-            del tensors  # a copy of all exemplars
+            del tensors, learner  # each with all exemplars; another learner goes on
             if number + 1 < tasks:
                 prepared.go_on_afresh(checkpoints, number)
             accuracy = "  ".join(f"{k.upper()} {v[-1]:6.1%}" for k, v in record.accuracy.items())

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
@@ -23,9 +23,10 @@ import torch
 from edbl import pulse, users
 from edbl.data import datasets
 from edbl.engine import environment
+from edbl.engine.callbacks import Callback, End, Epoch, TaskEnd
 from edbl.engine.prepare import code
 from edbl.engine.progress import Progress
-from edbl.errors import Crashed, EdblError
+from edbl.errors import Crashed, Diverged, EdblError
 from edbl.fleet import starts
 from edbl.fleet.jobs import Job, make
 from edbl.fleet.parcels import Arrays, Packer, Parcel, as_dataset, unpack
@@ -73,7 +74,7 @@ class Errand:
     versions: Versions  # wanted
     unlike: Mapping[str, str]  # nodes whose GPU is of another kind than most, and of which
     first_task_by: str  # the run that trained its first task, if another did
-    logged: Sequence[str]
+    logged: bool  # what callbacks are told is sent too
 
 
 class Arrived(NamedTuple):
@@ -87,15 +88,35 @@ class Arrived(NamedTuple):
 class News(NamedTuple):
     """What a worker says meanwhile."""
 
-    pulse: Pulse | None
+    pulse: Pulse | None = None
     parcel: Parcel | None = None
+    told: Epoch | TaskEnd | End | None = None  # to callbacks
 
 
 class Over(NamedTuple):
     """The last thing that a worker says: what went wrong, if anything did."""
 
     error: str = ""
-    crashed: bool = False  # code of a user
+    kind: type[EdblError] = EdblError
+
+
+class Relay(Callback):
+    """Sends what callbacks are told."""
+
+    def __init__(self, queue: "SimpleQueue[News | Over]") -> None:
+        self.queue = queue
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """Send an epoch."""
+        self.queue.put(News(told=epoch))
+
+    def on_task(self, task: TaskEnd) -> None:
+        """Send a task."""
+        self.queue.put(News(told=task))
+
+    def on_end(self, end: End) -> None:
+        """Send the end."""
+        self.queue.put(News(told=end))
 
 
 class Courier(Progress):
@@ -168,14 +189,16 @@ def _make(
             if first_task is not None:
                 start = starts.Start(folder.parent.parent / "first-task", errand.first_task_by)
                 unpack(first_task, start.folder)
-            make(Job(recipe, folder), None, courier, start, errand.logged)
+            make(Job(recipe, folder), None, courier, start, [Relay(queue)] if errand.logged else [])
     except EdblError as error:
-        over = Over(_placed(str(error), folder, errand), isinstance(error, Crashed))
+        kind = next((kind for kind in (Crashed, Diverged) if isinstance(error, kind)), EdblError)
+        over = Over(_placed(str(error), folder, errand), kind)
     except Exception as error:
         told = users.told(error)
-        over = Over(_placed(told or "".join(traceback.format_exception(error)).rstrip(), folder, errand), bool(told))
+        what = told or "".join(traceback.format_exception(error)).rstrip()
+        over = Over(_placed(what, folder, errand), Crashed if told else EdblError)
     except SystemExit as error:  # by code of a user
-        over = Over(f"the run ended its process, with {error.code!r}", True)
+        over = Over(f"the run ended its process, with {error.code!r}", Crashed)
     try:
         courier.send()
     except OSError as error:

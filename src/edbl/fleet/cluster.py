@@ -60,6 +60,11 @@ class Cluster:
         gpu = device.startswith("cuda") or (device == "auto" and self.total("GPU") > 0)
         return {"num_cpus": 1, "num_gpus": SHARE if gpu else 0}
 
+    def room(self, device: str) -> int:
+        """Return how many runs there is room for at a time, now and by what Ray counts; at least one."""
+        cpus, share = self.total("CPU"), self.demand(device)["num_gpus"]
+        return max(1, int(min(cpus, self.total("GPU") / share) if share else cpus))
+
     def unlike(self) -> dict[str, str]:
         """Return the nodes whose GPU is of another kind than most, and of which."""
         nodes = self.nodes()
@@ -75,9 +80,17 @@ class Cluster:
         if arrived.node not in self.refused:
             self.refused[arrived.node] = odd
             self.say(f"node {arrived.host} is refused, for it has {odd}")
-        if all(node["NodeID"] in self.refused for node in self.nodes()):
-            raise EdblError(f"no node is left: the last one has {odd}\nmake them alike, or set cluster.mixed")
+        self.check_left()
         return odd
+
+    def check_left(self) -> None:
+        """Refuse to wait for nodes of which all that could make runs are refused; others may have died meanwhile."""
+        nodes = self.nodes()
+        if not nodes:
+            raise EdblError("no node is left: all of the cluster are gone\nstart one; the same command continues there")
+        if self.refused and not any(n["Resources"].get("CPU") for n in nodes if n["NodeID"] not in self.refused):
+            odd = list(self.refused.values())[-1]
+            raise EdblError(f"no node is left: the last one has {odd}\nmake them alike, or set cluster.mixed")
 
     def options(self, device: str) -> dict[str, Any]:
         """Return how Ray is to place a run: with what it takes, and on no node that is refused."""

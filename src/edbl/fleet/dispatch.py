@@ -1,32 +1,35 @@
 """Many runs on a cluster by Ray: recipes in, records out, in the folders where one machine would have put them.
 
-Ray decides where and when; here is only which run may begin, what goes there with it, and what becomes of what comes
-back. Each run is a Ray task, which sends what it writes: this process writes that into the run's folder, whose lock it
-has, so no disk need be shared. A run whose node died goes on elsewhere from what was sent last, and so do all runs if
-this process is killed and the same command is given again.
+Ray decides where and when; here is only what goes there with a run, and what becomes of what comes back. Each run is a
+Ray task, which sends what it writes: this process writes that into the run's folder, whose lock it has, so no disk need
+be shared. A run whose node died goes on elsewhere from what was sent last, and so do all runs if this process is killed
+and the same command is given again.
 """
 
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from edbl import pulse
+from edbl.engine.callbacks import Callback, End, Epoch, Facts, TaskEnd
 from edbl.engine.checkpoint import CHECKPOINTS
 from edbl.engine.folders import is_done
 from edbl.engine.prepare import code
 from edbl.engine.progress import Progress
-from edbl.errors import Crashed, EdblError
+from edbl.errors import EdblError
 from edbl.fleet.afar import Arrived, Errand, News, Over, Versions, work
 from edbl.fleet.board import Board
 from edbl.fleet.cluster import Cluster
-from edbl.fleet.jobs import TRIES, Ended, Job, Stopped, make, names
+from edbl.fleet.jobs import TRIES, Ended, Job, Lost, Stopped, make, names
 from edbl.fleet.parcels import pack, unpack
 from edbl.fleet.starts import FIRST, Start
-from edbl.fleet.turns import Limit, Turns
+from edbl.fleet.turns import Limit, Source, Turns
+from edbl.logs import logs
+from edbl.records import RECORD
 from edbl.scratch import scratch
 from edbl.store import lock
 
@@ -44,7 +47,35 @@ class Running:
     place: int
     start: Start | None
     options: Mapping[str, Any]  # for Ray
-    locked: ExitStack  # its folder
+    log: "Log"
+    held: ExitStack  # the lock of its folder, and its log
+
+
+class Log:
+    """The logs of a run, which are written here, wherever the run is made."""
+
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        self.callbacks: Sequence[Callback] = logs(names)
+        self.folder = folder
+        self._run: Facts | None = None  # that is not at its end
+
+    def take(self, told: Epoch | TaskEnd | End) -> None:
+        """Tell the logs what the run's callbacks were told."""
+        told = replace(told, run=replace(told.run, folder=self.folder))
+        self._run = None if isinstance(told, End) else told.run
+        for one in self.callbacks:
+            if isinstance(told, Epoch):
+                one.on_epoch(told)
+            elif isinstance(told, TaskEnd):
+                one.on_task(told)
+            else:
+                one.on_end(told)
+
+    def close(self) -> None:
+        """Close the logs of a run that nobody told the end of."""
+        if self._run is not None:
+            with suppress(EdblError):
+                self.take(End(self._run, "stopped", "", {}))
 
 
 def ended_on(
@@ -60,20 +91,7 @@ def ended_on(
     """Make the runs at ``places`` on a cluster, and yield each as it ends, with what it failed of."""
     with scratch() as kept:
         turns = Turns(jobs, places, names(jobs), kept, limit)
-        hand = Hand(cluster, jobs, turns, board, data_dir, logged)
-        try:
-            while True:
-                while len(hand.running) < min(workers, PENDING) and (turn := turns.next()):
-                    yield from hand.begin(*turn)
-                if not hand.running:
-                    return
-                yield from hand.look()
-                if limit is not None and limit.left <= 0:
-                    for one in hand.running.values():
-                        yield one.place, Stopped("stopped, as the time is over; it can go on")
-                    return
-        finally:
-            hand.stop()
+        yield from Hand(cluster, jobs, turns, board, data_dir, logged).ends(workers)
 
 
 class Hand:
@@ -82,8 +100,8 @@ class Hand:
     def __init__(
         self,
         cluster: Cluster,
-        jobs: Sequence[Job],
-        turns: Turns,
+        jobs: Sequence[Job] | Mapping[int, Job],
+        turns: Source,
         board: Board,
         data_dir: Path | None,
         logged: Sequence[str],
@@ -98,6 +116,23 @@ class Hand:
         self._first_tasks: dict[Path, Any] = {}  # where they are in Ray's store
         self._shown = 0.0
 
+    def ends(self, workers: int) -> Ended:
+        """Make runs, ``workers`` at a time at most, and yield each as it ends, with what it failed of."""
+        limit = self.turns.limit
+        try:
+            while True:
+                while len(self.running) < min(workers, PENDING) and (turn := self.turns.next()):
+                    yield from self.begin(*turn)
+                if not self.running:
+                    return
+                yield from self.look()
+                if limit is not None and limit.left <= 0:
+                    for one in self.running.values():
+                        yield one.place, Stopped("stopped, as the time is over; it can go on")
+                    return
+        finally:
+            self.stop()
+
     def begin(self, place: int, start: Start | None) -> Ended:
         """Give a run to Ray, unless it is done or something keeps it from that."""
         job = self.jobs[place]
@@ -107,15 +142,15 @@ class Hand:
                 yield self._over(place), None
                 return
             job.folder.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as locked:
-                locked.enter_context(lock(job.folder))
-                self._submit(place, start, locked)
+            with ExitStack() as held:
+                held.enter_context(lock(job.folder))
+                self._submit(place, start, held)
         except EdblError as error:
             yield self._over(place), error
         except OSError as error:
-            yield self._over(place), EdblError(f"cannot use {job.folder}: {error.strerror}")
+            yield self._over(place), Lost(f"cannot use {job.folder}: {error.strerror}")
 
-    def _submit(self, place: int, start: Start | None, locked: ExitStack) -> None:
+    def _submit(self, place: int, start: Start | None, held: ExitStack) -> None:
         job, cluster = self.jobs[place], self.cluster
         options = cluster.options(job.recipe.device)
         errand = Errand(
@@ -127,11 +162,13 @@ class Hand:
             versions=self._wanted,
             unlike=cluster.unlike(),
             first_task_by=start.run if start is not None else "",
-            logged=self.logged,
+            logged=bool(self.logged),
         )
         first_task = self._first_task(start) if start is not None and start.is_kept() else None
         told = self._task.options(**options).remote(errand, cluster.data(job, self.data_dir), first_task)
-        self.running[told] = Running(place, start, options, locked.pop_all())
+        log = Log(self.logged, job.folder)
+        held.callback(log.close)
+        self.running[told] = Running(place, start, options, log, held.pop_all())
         self._waiting.add(told)
         self.board.wait(place, cluster.waits_for(options))
 
@@ -158,13 +195,12 @@ class Hand:
             news: Arrived | News | Over = self.cluster.ray.get(next(told))
         except errors.RayTaskError as error:  # such as a node without edbl, or with a full disk
             what = f"a worker could not do its work: {str(error.cause).strip().rpartition(NEWLINE)[2]}"
-            yield self._over(self._let_go(told)), EdblError(what)
+            yield self._over(self._let_go(told)), Lost(what)
         except (StopIteration, errors.RayError) as error:
             yield from self._again(told, "its node died" if isinstance(error, errors.NodeDiedError) else _first(error))
         else:
             if isinstance(news, Over):
-                failed = Crashed(news.error) if news.crashed else EdblError(news.error)
-                yield self._over(self._let_go(told)), failed if news.error else None
+                yield self._over(self._let_go(told)), news.kind(news.error) if news.error else None
             elif isinstance(news, News):
                 yield from self._news(told, news)
             else:
@@ -175,16 +211,25 @@ class Hand:
                     yield from self.begin(self._let_go(told), one.start)
 
     def _news(self, told: Any, news: News) -> Ended:
-        """Write what a run has written into its folder here, and show how far it is."""
+        """Write what a run has written into its folder here and its logs, and show how far it is."""
         one = self.running[told]
         folder = self.jobs[one.place].folder
-        if news.parcel is not None:
-            try:
+        error: EdblError | None = None
+        try:
+            if news.parcel is not None:
                 unpack(news.parcel, folder)
-            except (EdblError, OSError) as error:  # such as a full disk
-                self._cancel(told)
-                yield self._over(self._let_go(told)), EdblError(str(error))
-                return
+            if news.told is not None:
+                one.log.take(news.told)
+            goes_on = news.parcel is None or RECORD not in news.parcel.files or self.turns.goes_on(one.place)
+        except EdblError as wrong:
+            goes_on, error = False, wrong
+        except OSError as wrong:  # such as a full disk
+            goes_on, error = False, Lost(str(wrong))
+        if not goes_on:
+            self._cancel(told)
+            yield self._over(self._let_go(told)), error
+            return
+        if news.parcel is not None:
             self._tries.pop(one.place, None)
             if one.start is not None and FIRST_TASK in news.parcel.files and not one.start.is_kept():
                 one.start.keep(folder)
@@ -199,7 +244,7 @@ class Hand:
         place = self._let_go(told)
         self._tries[place] = self._tries.get(place, 0) + 1
         if self._tries[place] >= TRIES:
-            yield self._over(place), EdblError(f"{why}, {TRIES} times; it can continue")
+            yield self._over(place), Lost(f"{why}, {TRIES} times; it can continue")
             return
         self.cluster.say(f"{self.jobs[place].folder}: {why}; it continues elsewhere")
         yield from self.begin(place, one.start)
@@ -213,7 +258,7 @@ class Hand:
         one = self.running.pop(told)
         self._waiting.discard(told)
         pulse.remove(self.jobs[one.place].folder)
-        one.locked.close()
+        one.held.close()
         return one.place
 
     def _cancel(self, told: Any) -> None:
@@ -227,10 +272,11 @@ class Hand:
             self._let_go(told)
 
     def _show(self) -> None:
-        """Show what runs wait for."""
+        """Show what runs wait for, which is there still."""
         if time.monotonic() - self._shown < SHOWN:
             return
         self._shown = time.monotonic()
+        self.cluster.check_left()
         for place in self.turns.left:
             self.board.wait(place, self.turns.why(place))
         for told in self._waiting:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edbl import group, records
+from edbl.engine.callbacks import Callback
 from edbl.engine.folders import Taken, default_folder, plain, runs_in
 from edbl.engine.progress import Progress
 from edbl.engine.run import resume, run
 from edbl.errors import EdblError
 from edbl.fleet import starts
-from edbl.logs import logs
 from edbl.logs.wandb import LINKED
 from edbl.recipe import RECIPE, Recipe
 from edbl.store import refuse_links
@@ -19,6 +19,10 @@ TRIES = 3  # times that runs begin or go on, while processes are killed
 SHARING = 6  # runs that share a GPU
 
 Ended = Generator[tuple[int, BaseException | None]]  # runs by number as they end, each with what it failed of
+
+
+class Lost(EdblError):
+    """No worker could make a run, or go on with it; nothing is wrong with the run, which can continue."""
 
 
 class Stopped(RuntimeError):
@@ -37,19 +41,19 @@ def make(
     data_dir: Path | None,
     progress: Progress,
     start: starts.Start | None = None,
-    logged: Sequence[str] = (),
+    callbacks: Sequence[Callback] = (),
 ) -> None:
-    """Make a run, or go on with it where it was begun; ``logged`` are names of logs."""
+    """Make a run, or go on with it where it was begun."""
     with group.joined(job.recipe.device):
         if not group.told((job.folder / records.RECORD).exists()):
             try:
-                run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged), start=start)
+                run(job.recipe, job.folder, data_dir=data_dir, progress=progress, callbacks=callbacks, start=start)
                 return
             except Taken:
                 if not (job.folder / records.RECORD).exists():
                     raise
                 # Another process was faster.
-        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=logs(logged))
+        resume(job.folder, data_dir=data_dir, progress=progress, callbacks=callbacks)
 
 
 def jobs_of(recipes: Sequence[Recipe], out: Path | None = None) -> list[Job]:

@@ -39,6 +39,7 @@ from edbl.fleet.dispatch import ended_on
 from edbl.fleet.gpus import Gpus
 from edbl.fleet.jobs import SHARING, TRIES, Ended, Job, Stopped, make, names
 from edbl.fleet.turns import Limit, Turns
+from edbl.logs import logs
 from edbl.pulse import waiting
 from edbl.recipe import Recipe
 from edbl.records import Record
@@ -109,7 +110,7 @@ def _work(
             raise _NoGpu("PyTorch sees the GPU no more")
         torch.cuda.set_device(gpu)
     try:
-        make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start, logged)
+        make(Job(Recipe.of(recipe), folder), data_dir, _Shared(_shares, place), start, logs(logged))
     except Exception as error:
         if not isinstance(error, EdblError) and (told := users.told(error)):
             raise Crashed(told) from None  # its frames do not come along

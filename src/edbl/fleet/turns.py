@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from edbl.fleet import starts
 from edbl.recipe import Recipe
@@ -21,6 +21,30 @@ class Limit(NamedTuple):
         return self.end - time.monotonic()
 
 
+class Source(Protocol):
+    """Where runs come from, one after the other, while others go on."""
+
+    @property
+    def limit(self) -> Limit | None:
+        """Return the time that there is, if it is limited."""
+
+    @property
+    def left(self) -> Collection[int]:
+        """Return those that have not begun."""
+
+    def next(self) -> tuple[int, starts.Start | None] | None:
+        """Return a run that may begin now, and the first task that it shares."""
+
+    def why(self, place: int) -> str:
+        """Return what a run waits for that has not begun."""
+
+    def goes_on(self, place: int) -> bool:
+        """Tell whether a run goes on after what its record says now."""
+
+    def ended(self, place: int) -> None:
+        """Take note that a run ended, well or not."""
+
+
 class Turns:
     """The runs that have not begun yet, in order."""
 
@@ -33,7 +57,7 @@ class Turns:
         limit: Limit | None,
     ) -> None:
         self.jobs, self.names, self.kept, self.limit = jobs, names, kept, limit
-        self.left = list(places)
+        self.left: list[int] = list(places)
         self._over: set[int] = set()
         self._first: dict[int, int] = {}  # the run that trains another's first task
         self._starts: dict[int, starts.Start] = {}  # of such runs
@@ -69,6 +93,10 @@ class Turns:
         first = self._first.get(place, place)
         by_another = first not in {place, *self._kept, *self._over}
         return f"for its first task, which {self.names[first]} trains" if by_another else "for its turn"
+
+    def goes_on(self, place: int) -> bool:
+        """Tell that a run goes on, whatever its record says."""
+        return True
 
     def ended(self, place: int) -> None:
         """Take note that a run ended, well or not."""

@@ -50,7 +50,7 @@ class WeightsAndBiases(Log):
             name=os.environ.get("WANDB_NAME") or title(run),
             resume="allow",
             config={key: list(value) if isinstance(value, tuple) else value for key, value in run.recipe.items()},
-            settings=self.module.Settings(mode=mode, console="off", silent=True, symlink=False),
+            settings=self.module.Settings(mode=mode, console="off", silent=True, symlink=False, reinit="create_new"),
         )
         self._last = max([self.run.step - 1, *rows])  # the latter of offline runs, the former of others
         self._rows = run.folder / ROWS

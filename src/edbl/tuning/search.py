@@ -9,9 +9,10 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ from edbl.errors import Diverged, EdblError
 from edbl.logs.wandb import LINKED
 from edbl.methods import find_method
 from edbl.recipe import Recipe, find_recipe
+from edbl.records import Record
 from edbl.store import LOCK, delete, lock, refuse_links, turn
 from edbl.text import count
 from edbl.tuning import space as spaces
 from edbl.tuning.space import SearchFile
-from edbl.tuning.storage import ERROR, IDENTITY, JOURNAL, WORKER, asking, optuna, storage
+from edbl.tuning.storage import ERROR, IDENTITY, JOURNAL, WORKER, asking, optuna, storage, trials_of
 from edbl.tuning.trial import attempt
 
 TRIALS, WORKERS = "trials", "workers"  # folders of runs, and of locks of processes
@@ -114,6 +116,7 @@ class Searcher:
         self.leaves = Recipe.keys(plan.recipe({}).method)
         self.worker = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         self.storage: Any
+        self._failed = 0  # trials in a row
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -135,6 +138,8 @@ class Searcher:
             study.set_user_attr(IDENTITY, identity)
         elif kept != identity:
             raise EdblError(f"{self.folder} holds another search: {_difference(kept, identity)}; use another folder")
+        if study.direction != optuna().study.StudyDirection.MAXIMIZE:
+            raise EdblError(f"{self.folder} holds a search for the least accuracy; use another folder, or storage")
         return name
 
     def study(self, number: int = 0) -> Any:
@@ -155,18 +160,20 @@ class Searcher:
         logged: Sequence[str] = (),
     ) -> None:
         """Make trials until there are so many in all, those of processes that were killed first."""
-        failed = 0
+        with self.working():
+            while (trial := self.next(trials)) is not None:
+                with progress() as shown:
+                    self._make(trial, shown, say, data_dir, logged)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Have a lock meanwhile, by which others see that the trials of this process are not left."""
         with ExitStack() as stack:
             with turn(self.folder):
                 place = self.folder / WORKERS / self.worker
                 place.mkdir(parents=True)
                 stack.enter_context(lock(place))
-            while (trial := self._next(trials)) is not None:
-                with progress() as shown:
-                    error = self._make(trial, shown, say, data_dir, logged)
-                failed = failed + 1 if error else 0
-                if error and failed == MOST_FAILED:
-                    raise EdblError(f"{failed} trials in a row failed; the last one: {error}")
+            yield
         self._tidy()
 
     def _tidy(self) -> None:
@@ -179,11 +186,11 @@ class Searcher:
                         delete(place, [LOCK])
                         os.rmdir(place)
 
-    def _next(self, trials: int) -> Any:
-        """Return the next trial for this process; None if there are enough."""
+    def next(self, trials: int) -> Any:
+        """Return the next trial for this process, of a killed one or a new one; None if there are so many already."""
         with asking(self.folder), turn(self.folder):
             module, study = optuna(), self.study()
-            there = study.get_trials(deepcopy=False)
+            there = trials_of(study, self.folder)
             for one in there:
                 running = one.state == module.trial.TrialState.RUNNING
                 if running and one.number < trials and self._is_left(one):
@@ -212,47 +219,56 @@ class Searcher:
 
     def _make(
         self, trial: Any, progress: Progress, say: Callable[[str], None], data_dir: Path | None, logged: Sequence[str]
-    ) -> str:
-        """Make the run of a trial and tell the storage; return why it failed, if it did."""
-        state = optuna().trial.TrialState
-        with asking(self.folder):
-            chosen = self._chosen(trial)
-        pruned = False
-
-        def goes_on(task: int, average: float) -> bool:
-            nonlocal pruned
-            with asking(self.folder):
-                trial.report(average, task)  # once: what is there stays
-                pruned = bool(trial.should_prune())
-            return not pruned
-
-        folder = folder_of(self.folder, trial.number)
-        told = f"trial {trial.number}: {', '.join(f'{k} = {short(v)}' for k, v in chosen.items())}"
-        say(told)
-        study = self.study()
+    ) -> None:
+        """Make the run of a trial and tell the storage."""
+        folder, goes_on = folder_of(self.folder, trial.number), partial(self.goes_on, trial)
         try:
-            values = self.plan.recipe(chosen).values()
+            values = self.begin(trial, say).values()
             record = attempt(values, folder, self.plan.classifier, goes_on, data_dir, progress, logged)
         except EdblError as error:
-            with asking(self.folder):
-                trial.set_user_attr(ERROR, str(error))
-                study.tell(trial.number, state=state.FAIL)
-            say(f"trial {trial.number} failed: {error}")
-            return "" if isinstance(error, Diverged) else str(error)
+            self.failed(trial, error, say)
+        else:
+            self.ended(trial, record, say)
+
+    def begin(self, trial: Any, say: Callable[[str], None]) -> Recipe:
+        """Say what a trial has chosen, and return its recipe."""
+        with asking(self.folder):
+            chosen = self._chosen(trial)
+        say(f"trial {trial.number}: {', '.join(f'{k} = {short(v)}' for k, v in chosen.items())}")
+        return self.plan.recipe(chosen)
+
+    def goes_on(self, trial: Any, task: int, average: float) -> bool:
+        """Tell the storage of a trial's average so far after a task, and return whether the trial goes on."""
+        with asking(self.folder):
+            trial.report(average, task)  # once: what is there stays
+            return not trial.should_prune()
+
+    def failed(self, trial: Any, error: EdblError, say: Callable[[str], None]) -> None:
+        """Tell the storage of a trial that failed; of too many in a row, something else must be wrong."""
+        with asking(self.folder):
+            trial.set_user_attr(ERROR, str(error))
+            self.study().tell(trial.number, state=optuna().trial.TrialState.FAIL)
+        say(f"trial {trial.number} failed: {error}")
+        self._failed = 0 if isinstance(error, Diverged) else self._failed + 1
+        if self._failed == MOST_FAILED:
+            raise EdblError(f"{self._failed} trials in a row failed; the last one: {error}")
+
+    def ended(self, trial: Any, record: Record, say: Callable[[str], None]) -> None:
+        """Tell the storage of a trial that came to its end, or was stopped early."""
         value = record.average_incremental_accuracy[self.plan.classifier]
         with asking(self.folder):
             if record.status == "done":
-                study.tell(trial.number, value)
+                self.study().tell(trial.number, value)
             else:
-                study.tell(trial.number, state=state.PRUNED)
+                self.study().tell(trial.number, state=optuna().trial.TrialState.PRUNED)
         after = "" if record.status == "done" else f", stopped after {count(record.finished, 'task')}"
         say(f"trial {trial.number}: {100 * value:.2f}%{after}")
-        return ""
+        self._failed = 0
 
     def trials(self) -> list[Any]:
         """Return all trials, as Optuna has them."""
         with asking(self.folder):
-            found: list[Any] = self.study().get_trials(deepcopy=False)
+            found = trials_of(self.study(), self.folder)
             for trial in found:
                 self.values(trial)
         return found
@@ -278,7 +294,9 @@ class Searcher:
                 if not where.among and not where.low - slack <= value <= where.high + slack:
                     raise ValueError
             except (LookupError, TypeError, ValueError) as error:
-                raise EdblError(f"trial {trial.number} of {self.folder} chose what is not searched: {key}") from error
+                raise EdblError(
+                    f"trial {trial.number} of {self.folder} chose what is not searched: {key[:99]}"
+                ) from error
         return found
 
     def sentence(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from edbl.errors import EdblError
@@ -18,7 +19,9 @@ from edbl.store import MOST_VALUES, Damaged, checked_object, opened, turn
 
 JOURNAL = "journal"  # folder of the journal file, below that of the search
 LINES = "trials.jsonl"
+LONGEST = 200  # characters of what Optuna says of trials
 MOST_LINES = 100_000  # which Optuna reads in seconds; larger searches have a database
+MOST_TRIALS = 100_000  # of a database
 WORKER, IDENTITY, ERROR = "edbl:worker", "edbl:search", "edbl:error"  # texts that are kept with trials or the search
 
 # What a line says beside its kind and its writer, by kind, as `optuna.storages.journal` has them: those of a search.
@@ -57,8 +60,25 @@ def asking(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise EdblError(f"cannot use '{error.filename or folder}': {error.strerror or error}") from error
     except Exception as error:  # of many kinds, as many as there are databases and things to be wrong
-        why = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        raise EdblError(f"the trials of {folder} cannot be used ({why}); use another folder") from error
+        why = shorten(f"{type(error).__name__}: {error}".strip().partition("\n")[0], LONGEST, placeholder=" ...")
+        raise EdblError(f"the trials of {folder} cannot be used ({why}); use another folder, or storage") from error
+
+
+def trials_of(study: Any, folder: Path) -> list[Any]:
+    """Return the trials of the study of a search; its storage may come from anywhere, and say anything of them."""
+    if study._storage.get_n_trials(study._study_id) > MOST_TRIALS:
+        raise EdblError(f"the storage of {folder} has over {MOST_TRIALS:,} trials; use another one")
+    found: list[Any] = sorted(study.get_trials(deepcopy=False), key=lambda trial: trial.number)
+    for number, trial in enumerate(found):
+        shares = [*trial.intermediate_values.values(), *([trial.value] if trial.state.name == "COMPLETE" else [])]
+        if (
+            trial.number != number
+            or trial.state.name == "WAITING"
+            or not all(_is(share, float) and 0 <= share <= 1 for share in shares)
+            or not all(isinstance(text, str) for text in trial.user_attrs.values())
+        ):
+            raise EdblError(f"trial {number} of {folder} is none of a search; use another folder, or storage")
+    return found
 
 
 def journal(folder: Path) -> Any:
@@ -146,6 +166,10 @@ def storage(folder: Path, url: str | None) -> Any:
     storages = optuna().storages
     if url is not None:
         try:
+            place = import_module("sqlalchemy").engine.make_url(url)
+            if place.get_backend_name() == "sqlite" and place.database:
+                with suppress(FileNotFoundError), opened(Path(place.database)):
+                    pass  # a pipe, which would be waited for, is refused
             return storages.RDBStorage(url)
         except Exception as error:  # of many packages, as many as there are databases
             why = str(error).strip().partition("\n")[0]

@@ -22,11 +22,16 @@ class Reporter(Callback):
 
     def on_task(self, task: TaskEnd) -> None:
         """Tell of a task."""
-        if self.classifier not in task.average:
-            raise unknown("classifier", self.classifier, task.average)
-        goes_on = self.goes_on(task.task, task.average[self.classifier])
+        goes_on = self.goes_on(task.task, average_of(self.classifier, task.average))
         if not goes_on and task.task + 1 < task.run.tasks:
             raise Stop
+
+
+def average_of(classifier: str, averages: Mapping[str, float]) -> float:
+    """Return the average of a classifier, if the method has it."""
+    if classifier not in averages:
+        raise unknown("classifier", classifier, averages)
+    return averages[classifier]
 
 
 def attempt(
