@@ -41,8 +41,8 @@ def _members(body: list[ast.stmt], lines: list[str], hints: Mapping[str, str]) -
             text = (ast.get_docstring(node) or "").partition("\n\n")[0]
             called = called.replace("(cls, ", "(").replace("(cls)", "()")
             yield Member(node.name + called, _type(node.returns), "-", _plain(text))
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets[0].elts if isinstance(targets[0], ast.Tuple) else targets:
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else getattr(node, "targets", [])
+        for target in targets[0].elts if targets and isinstance(targets[0], ast.Tuple) else targets:
             own = isinstance(target, ast.Attribute) and ast.unparse(target).startswith("self.")
             if name := target.attr if own and isinstance(target, ast.Attribute) else getattr(target, "id", ""):
                 hint = _type(getattr(node, "annotation", None)) or hints.get(name, "")
@@ -69,7 +69,7 @@ def _type(node: ast.expr | None) -> str:
 
 def _plain(text: str) -> str:
     """Return a remark as tables have it: in one line, and without a full stop."""
-    text = " ".join(text.replace("``", "`").replace("`[", "`[").split()).replace("|", "\\|")
+    text = " ".join(text.replace("``", "`").split()).replace("|", "\\|")
     return text[:1].upper() + text[1:].removesuffix(".")
 
 
