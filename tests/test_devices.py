@@ -232,9 +232,21 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monkey
     class NoGraph:
         def register_generator_state(self, generator: Generator) -> None:
             generator.manual_seed(99)  # whatever a failed capture leaves behind
+            torch.manual_seed(99)
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
+    class Theirs:
+        def clone_state(self) -> str:
+            return "fresh"
+
+        def graphsafe_set_state(self, state: str) -> None:
+            states.append(state)
+
+    states: list[str] = []
     monkeypatch.setattr(torch.cuda, "CUDAGraph", NoGraph)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: torch.set_rng_state(state))
+    monkeypatch.setattr(torch.cuda, "default_generators", {None: Theirs()})
     ends: list[list[Tensor]] = []
     told: list[str] = []
     begin = Step.__init__
@@ -255,6 +267,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(monkeypatch: pytest.Monkey
     assert told == [
         "steps of phase train are not replayed as a CUDA graph: operation not permitted when stream is capturing"
     ]
+    assert states == ["fresh"]
 
 
 @pytest.mark.parametrize(

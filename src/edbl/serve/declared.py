@@ -15,7 +15,7 @@ SIZES = {1: 4, 2: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8}  # bytes of a number,
 DOMAINS = (b"", b"ai.onnx")
 # All that `edbl.nets.graph` and `edbl.nets.lite_graph` write: none of them loops, or reads a file.
 OPERATORS = frozenset(
-    b"Abs Add AveragePool BatchNormalization Cast Clip Concat Conv DequantizeLinear Div Erf Expand Gather Gemm "
+    b"Abs Add Asinh AveragePool BatchNormalization Cast Clip Concat Conv DequantizeLinear Div Erf Expand Gather Gemm "
     b"GlobalAveragePool HardSigmoid HardSwish Identity LayerNormalization LogSoftmax MatMul MaxPool Mul Pad "
     b"QuantizeLinear ReduceL2 ReduceMax ReduceMean ReduceSum Relu Reshape Shape Sigmoid Sign Slice Softmax Sqrt Sub "
     b"Transpose".split()
