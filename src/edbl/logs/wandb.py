@@ -43,6 +43,8 @@ class WeightsAndBiases(Log):
         place = Path(os.environ.get("WANDB_DIR") or run.folder.resolve().parent)
         own = identity(run)
         rows = [row for path in sorted(place.glob(f"{FOLDER}/*run-*-{own}*/run-{own}.wandb")) for row in steps(path)]
+        self._rows = run.folder / ROWS
+        before = list(told(self._rows))  # a file that cannot be read ends it before `wandb` has begun
         self.run = self.module.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             dir=str(place),
@@ -53,12 +55,11 @@ class WeightsAndBiases(Log):
             settings=self.module.Settings(mode=mode, console="off", silent=True, symlink=False, reinit="create_new"),
         )
         self._last = max([self.run.step - 1, *rows])  # the latter of offline runs, the former of others
-        self._rows = run.folder / ROWS
         for axis, names in (("epoch", ("loss/*", "rate/*", "within/*")), ("task", ("accuracy/*", "average/*"))):
             self.run.define_metric(axis)
             for name in (*names, *(("classes", "seconds") if axis == "task" else ())):
                 self.run.define_metric(name, step_metric=axis)
-        for order, row in told(self._rows):
+        for order, row in before:
             self._log(order, row)
 
     def write(self, points: Mapping[str, float], axis: str, at: int, order: int) -> None:
