@@ -58,7 +58,7 @@ FILE = re.compile(r"# (\w+\.(?:py|toml))$")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MADE = re.compile(r"(?ms)^<!-- ([\w-]+)[\w ]* -->$.*?^<!-- end of \1 -->$")  # by programs, with wide tables
 LAB = "docs/calibration.md"  # a notebook
-MOST_WORDS = 36_000  # that people have to read: code and what programs make is not counted
+MOST_WORDS = 35_500  # that people have to read: code and what programs make is not counted
 ROW = re.compile(r"^\| `([\w./-]+)` \|(.*)\|$", re.MULTILINE)
 
 
