@@ -38,6 +38,7 @@ from edbl.errors import EdblError
 from edbl.nets import pretrained
 from edbl.presets import PACES
 from edbl.store import lock
+from tests import backbones
 from tests.conftest import Cli, Finished
 from tests.crossings import Crossings
 from tests.photos import QUICK, SHORT, change, rewrite, write_digits
@@ -45,21 +46,8 @@ from tests.test_bundle import referenced
 
 
 @dataclass(frozen=True)
-class StandIn:
-    """A pretrained backbone that is none: the picture itself, blurred, as a vector."""
-
-    name: str = "stand-in"
-    width: int = 16
-    image_size: int = 8
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.25,)
-    digest: str = "0" * 64
-
-    def check(self, size: int) -> None:
-        """Take any size."""
-
-    def usual_engine(self, device: torch.device) -> str:
-        return "torch"
+class StandIn(backbones.StandIn):
+    """The same, with changed copies: noise on the vector."""
 
     def views(
         self,

@@ -15,7 +15,7 @@ from typing import Any
 
 from edbl import presets
 from edbl.app import bundle as disk
-from edbl.app.begin import had
+from edbl.app.description import had
 from edbl.nets import pretrained
 from edbl.serve.run import Server, Wanted
 from edbl.serve.staged import Staged

@@ -19,8 +19,8 @@ from torch import Tensor
 from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import honest, lessons
-from edbl.app.begin import had, now
-from edbl.app.description import Bundle, Event, Known, Score, Settings
+from edbl.app.begin import now
+from edbl.app.description import Bundle, Event, Known, Score, Settings, had
 from edbl.app.exact import Answers, Exact, LeftOut, right
 from edbl.app.honest import Left
 from edbl.app.inputs import inputs_of

@@ -13,8 +13,7 @@ from edbl import store
 from edbl.app import bundle as disk
 from edbl.app import features, importers, mirror, photos
 from edbl.app.bundle import IMAGES, INCREMENT, Contents
-from edbl.app.description import IMAGE, Bundle, Settings, foreign, odd_settings
-from edbl.app.description import had as had
+from edbl.app.description import IMAGE, Bundle, Settings, foreign, had, odd_settings
 from edbl.app.photos import Array, Photo
 from edbl.app.settings import AUGMENT, Request, change, choose
 from edbl.data.decoding import Pixels
